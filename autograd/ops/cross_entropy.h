@@ -1,0 +1,21 @@
+#pragma once
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+enum class Reduction { none, sum, mean };
+
+struct CrossEntropy {
+    std::int64_t ignore_index = -100;       // rows with this label count nowhere
+    double label_smoothing = 0.0;           // share spread evenly over all classes, in [0, 1]
+    Reduction reduction = Reduction::mean;  // mean: over the rows that count
+};
+
+/// -log softmax(logits)[label] for each row: logits (.., classes), labels (..) of i64 (i32 and u8 are converted).
+/// Fused: neither forward nor backward stores probabilities. Result f32 (f64 for f64): shape (..) for none, else a
+/// scalar. When no row counts, the sum and the mean are 0 and so are all gradients. Throws Error that names position
+/// and value for a label that is no class and not ignore_index.
+Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropy& options = {});
+
+}  // namespace potluck

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// Zeroes each element with probability p and scales the others by 1 / (1 - p), when training; else returns x.
+/// p = 0 is the identity, p = 1 gives zeros. The mask is not stored: backward draws the same numbers again.
+/// Throws Error for p outside [0, 1].
+Tensor dropout(const Tensor& x, double p, bool training = true, Generator* generator = nullptr);
+
+}  // namespace potluck

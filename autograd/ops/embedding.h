@@ -1,0 +1,11 @@
+#pragma once
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// Rows of a table: weight (rows, width), ids (..) of i64 or i32; result (.., width).
+/// Throws Error that names position and value for an id outside 0..rows-1.
+Tensor embedding(const Tensor& weight, const Tensor& ids);
+
+}  // namespace potluck

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+using Axes = std::vector<std::int64_t>;
+
+// Reductions over the given axes (negative ones count from the back), or over all axes when none is named.
+// keep_axes leaves reduced axes with size 1. An axis named twice or out of range is an Error.
+
+/// Sum, of integers and bool as i64. f32 and half types are accumulated so that millions of terms stay exact.
+Tensor sum(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Mean, of integers and bool as f32. NaN over nothing.
+Tensor mean(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Largest element; NaN wins; the gradient goes to the first place that attains it. Error over nothing.
+Tensor max(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+Tensor min(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Index (i64) of the first largest element along one axis, or in row-major order of the whole tensor without an axis.
+Tensor argmax(const Tensor& x);
+Tensor argmax(const Tensor& x, std::int64_t axis, bool keep_axis = false);
+Tensor argmin(const Tensor& x);
+Tensor argmin(const Tensor& x, std::int64_t axis, bool keep_axis = false);
+/// Variance with `correction` (1: unbiased, the default; 0: population), two-pass. NaN when count <= correction.
+Tensor var(const Tensor& x, const Axes& axes = {}, double correction = 1.0, bool keep_axes = false);
+/// Standard deviation. Its gradient at a constant is 0.
+Tensor stddev(const Tensor& x, const Axes& axes = {}, double correction = 1.0, bool keep_axes = false);
+/// The p-norm (p = 1, 2 or infinity by std::numeric_limits). Its gradient at 0 is 0.
+Tensor norm(const Tensor& x, double p = 2.0, const Axes& axes = {}, bool keep_axes = false);
+/// log(sum(exp(x))) without overflow; -inf over nothing or over -inf only (gradient 0 there).
+Tensor logsumexp(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Whether any (all) elements are not 0: bool.
+Tensor any(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+Tensor all(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+
+}  // namespace potluck

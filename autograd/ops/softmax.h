@@ -1,0 +1,12 @@
+#pragma once
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// exp(x) / sum(exp(x)) along an axis, without overflow. A slice of -inf only gives zeros.
+Tensor softmax(const Tensor& x, std::int64_t axis = -1);
+/// log(softmax(x)) computed without the detour. A slice of -inf only gives -inf.
+Tensor log_softmax(const Tensor& x, std::int64_t axis = -1);
+
+}  // namespace potluck

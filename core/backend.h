@@ -1,0 +1,192 @@
+#pragma once
+
+#include <cstdint>
+
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace potluck {
+
+// The kernel contract: everything that a device must offer, on one page. The ops above (autograd/ops/) check shapes,
+// dtypes and devices, promote and broadcast, allocate the outputs, and record the gradient; a kernel only computes.
+//
+// Unless said otherwise
+//   - inputs may have any strides (0 where they were broadcast), outputs are contiguous and fully overwritten;
+//   - floating kernels take f64 f32 f16 bf16, and the half types compute and accumulate in f32;
+//   - any size may be 0; indices are i64;
+//   - results do not depend on the number of threads;
+//   - a Tensor named `..._or_none` may be undefined.
+
+enum class UnaryOp : std::uint8_t {
+    negate,
+    absolute,
+    sign,
+    square,
+    square_root,
+    reciprocal_square_root,
+    reciprocal,
+    exponential,
+    logarithm,
+    sine,
+    cosine,
+    floor,
+    ceil,
+    round,
+    error_function,
+    relu,
+    gelu,
+    gelu_tanh,
+    silu,
+    tanh,
+    sigmoid,
+    is_nan,
+    is_finite,
+    logical_not  // these three write bool
+};
+enum class BinaryOp : std::uint8_t { add, subtract, multiply, divide, power, maximum, minimum, remainder };
+enum class CompareOp : std::uint8_t { equal, not_equal, less, less_equal, greater, greater_equal };
+enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, logsumexp, any, all };
+
+struct CrossEntropyOptions {
+    std::int64_t ignore_index = -100;
+    double label_smoothing = 0.0;
+};
+
+struct AttentionOptions {
+    bool causal = false;      // aligned bottom-right: the last query sees every key
+    double scale = 1.0;       // multiplies q k^T
+    double dropout = 0.0;     // probability of dropping a weight
+    RandomKey dropout_key{};  // element ((b * heads + h) * queries + i) * keys + j of the stretch
+};
+
+struct AdamWStep {
+    double learning_rate, beta1, beta2, epsilon, weight_decay;
+    std::int64_t step;      // 1 for the first update
+    bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
+    double gradient_scale = 1.0;
+};
+struct SgdStep {
+    double learning_rate, momentum, dampening, weight_decay;
+    bool nesterov;
+    bool first;  // the momentum buffer has no content yet
+    double gradient_scale = 1.0;
+};
+
+class Backend {
+public:
+    virtual ~Backend() = default;
+
+    // ---- memory (called by core/memory.cpp only, which keeps the statistics) ----
+    virtual void* allocate(std::int64_t bytes) = 0;  // nullptr when there is none left
+    virtual void release(void* data, std::int64_t bytes) noexcept = 0;
+    virtual void copy_from_host(void* to, const void* from, std::int64_t bytes) = 0;
+    virtual void copy_to_host(void* to, const void* from, std::int64_t bytes) = 0;
+
+    // ---- copy ----
+    /// Same shape, any strides on both sides, any two dtypes (floating to integer cuts towards zero, to bool is != 0).
+    virtual void copy(const Tensor& from, Tensor& to) = 0;
+    virtual void fill(Tensor& to, const Scalar& value) = 0;  // any strides
+
+    // ---- elementwise: all operands have the shape of y; y may have any strides and may be one of the operands ----
+    virtual void unary(UnaryOp op, const Tensor& x, Tensor& y) = 0;  // same dtype but for the bool ones
+    virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy,
+                                Tensor& dx) = 0;  // relu gelu gelu_tanh silu
+    virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;    // one dtype
+    virtual void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;  // one dtype -> bool
+    virtual void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) = 0;
+    /// y += scale * x, x of any floating dtype.
+    virtual void add_scaled(const Tensor& x, double scale, Tensor& y) = 0;
+
+    // ---- reduce: the last `axes` axes of x are reduced; y has the shape of the others ----
+    /// sum and mean of integers and bool give i64 and f32; argmax and argmin give i64 and the first place; NaN wins.
+    virtual void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) = 0;
+    /// Two-pass. `correction` 1 gives the unbiased estimate.
+    virtual void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
+                          Tensor& variance) = 0;
+
+    // ---- matmul ----
+    /// a (batch..., m, k), b (batch..., k, n), y (batch..., m, n) contiguous; y += when accumulate. Any dtype but bool.
+    virtual void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) = 0;
+
+    // ---- softmax along the last axis; logarithm: log_softmax ----
+    virtual void softmax(const Tensor& x, bool logarithm, Tensor& y) = 0;
+    virtual void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) = 0;
+
+    // ---- cross_entropy: logits (rows, classes), labels (rows) i64; losses, logsumexp (rows) f32 (f64 for f64) ----
+    /// Throws Error that names row and value for a label that is neither a class nor ignore_index.
+    virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+                               Tensor& losses, Tensor& logsumexp) = 0;
+    /// dlosses (rows) like losses, any strides; dlogits (rows, classes) may be the memory of logits.
+    virtual void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
+                                        const Tensor& dlosses, const CrossEntropyOptions& options,
+                                        Tensor& dlogits) = 0;
+
+    // ---- norm: x (rows, width); weight, bias (width); mean, reciprocal deviation (rows) f32 (f64 for f64) ----
+    virtual void layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
+                            double epsilon, Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) = 0;
+    /// Any of dx, dweight, dbias may be undefined: it is not computed.
+    virtual void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                                     const Tensor& reciprocal_deviation, const Tensor& dy, Tensor& dx_or_none,
+                                     Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
+    virtual void rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
+                          Tensor& reciprocal_rms) = 0;
+    virtual void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
+                                   const Tensor& reciprocal_rms, const Tensor& dy, Tensor& dx_or_none,
+                                   Tensor& dweight_or_none) = 0;
+
+    // ---- embedding: weight (rows, width), ids (count) i64; y (count, width) ----
+    /// Throws Error that names position and value for an id outside 0..rows-1.
+    virtual void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) = 0;
+    virtual void embedding_backward(const Tensor& ids, const Tensor& dy,
+                                    Tensor& dweight) = 0;  // dweight += ..., in id order
+
+    // ---- index ----
+    /// y[.., i, ..] = x[.., index[.., i, ..], ..] along axis; y has the shape of index.
+    virtual void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) = 0;
+    /// y[.., index[.., i, ..], ..] += source[.., i, ..] along axis, in order.
+    virtual void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) = 0;
+    /// The lower triangle of the last two axes (column <= row + diagonal); zeros above.
+    virtual void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) = 0;
+
+    // ---- rotary: x (batch, heads, time, head_size), cosine and sine (time, head_size / 2) f32 ----
+    /// Turns each pair (x[i], x[i + head_size / 2]) by the angle, backwards when inverse.
+    virtual void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse,
+                        Tensor& y) = 0;
+
+    // ---- attention: q (batch, heads, queries, head_size), k (batch, kv_heads, keys, head_size),
+    //      v (batch, kv_heads, keys, value_size); y (batch, heads, queries, value_size) with any strides;
+    //      mask broadcast to (batch, heads, queries, keys): bool (true: may be seen) or floating (added to the scores);
+    //      logsumexp (batch, heads, queries) f32 (f64 for f64), -inf for a row that sees no key (its y is 0) ----
+    virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                           const AttentionOptions& options, Tensor& y, Tensor& logsumexp) = 0;
+    /// dq, dk, dv have any strides and are overwritten. dmask (when defined) has the full shape.
+    virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
+                                    const Tensor& dy, const AttentionOptions& options, Tensor& dq, Tensor& dk,
+                                    Tensor& dv, Tensor& dmask_or_none) = 0;
+
+    // ---- random: element i of the stretch `key` decides element i of y in row-major order ----
+    virtual void uniform(RandomKey key, double low, double high, Tensor& y) = 0;       // [low, high)
+    virtual void normal(RandomKey key, double mean, double deviation, Tensor& y) = 0;  // Box-Muller
+    virtual void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) = 0;
+    /// Keeps an element with probability 1 - p and scales it by 1 / (1 - p); p = 1 gives zeros.
+    virtual void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) = 0;
+
+    // ---- sort: x (rows, n) ----
+    /// The k largest (or smallest) in order; among equals the lower index comes first; NaN counts as largest.
+    virtual void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) = 0;
+    /// weights (rows, n), not negative, need not sum to 1; y (rows, samples) i64.
+    virtual void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) = 0;
+
+    // ---- optimizer ----
+    /// In place on f32/f64 (or half) parameter, first and second moment (f32, f64 for f64); all contiguous.
+    virtual void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
+                       Tensor& second_moment) = 0;
+    virtual void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient,
+                     Tensor& momentum_or_none) = 0;
+    /// Accumulated in f64: never overflows for finite f32.
+    virtual double sum_of_squares(const Tensor& x) = 0;
+    virtual double largest_magnitude(const Tensor& x) = 0;  // NaN when there is one; 0 for an empty tensor
+};
+
+}  // namespace potluck

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "core/backend.h"
+
+namespace potluck {
+
+/// The CPU device. Each family of kernels stands in its own file beside this one; the contract is core/backend.h.
+class CpuBackend final : public Backend {
+public:
+    void* allocate(std::int64_t bytes) override;
+    void release(void* data, std::int64_t bytes) noexcept override;
+    void copy_from_host(void* to, const void* from, std::int64_t bytes) override;
+    void copy_to_host(void* to, const void* from, std::int64_t bytes) override;
+    void copy(const Tensor& from, Tensor& to) override;
+    void fill(Tensor& to, const Scalar& value) override;
+    void unary(UnaryOp op, const Tensor& x, Tensor& y) override;
+    void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) override;
+    void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void add_scaled(const Tensor& x, double scale, Tensor& y) override;
+    void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override;
+    void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
+                  Tensor& variance) override;
+    void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) override;
+    void softmax(const Tensor& x, bool logarithm, Tensor& y) override;
+    void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) override;
+    void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+                       Tensor& losses, Tensor& logsumexp) override;
+    void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
+                                const Tensor& dlosses, const CrossEntropyOptions& options,
+                                Tensor& dlogits) override;
+    void layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none, double epsilon,
+                    Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) override;
+    void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                             const Tensor& reciprocal_deviation, const Tensor& dy, Tensor& dx_or_none,
+                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+    void rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
+                  Tensor& reciprocal_rms) override;
+    void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
+                           const Tensor& dy, Tensor& dx_or_none, Tensor& dweight_or_none) override;
+    void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override;
+    void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) override;
+    void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) override;
+    void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) override;
+    void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) override;
+    void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) override;
+    void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                   const AttentionOptions& options, Tensor& y, Tensor& logsumexp) override;
+    void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                            const Tensor& y, const Tensor& logsumexp, const Tensor& dy,
+                            const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv,
+                            Tensor& dmask_or_none) override;
+    void uniform(RandomKey key, double low, double high, Tensor& y) override;
+    void normal(RandomKey key, double mean, double deviation, Tensor& y) override;
+    void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override;
+    void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) override;
+    void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
+    void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
+    void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
+               Tensor& second_moment) override;
+    void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient,
+             Tensor& momentum_or_none) override;
+    double sum_of_squares(const Tensor& x) override;
+    double largest_magnitude(const Tensor& x) override;
+};
+
+}  // namespace potluck

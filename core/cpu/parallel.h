@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+
+namespace potluck::cpu {
+
+/// Calls body(first, last) for pieces [first, last) of [0, count) that are `piece` long (the last may be shorter), on
+/// all threads. The borders depend on count and piece only, so whatever a body computes for its piece does not depend
+/// on the number of threads. The first exception of a body is thrown again in the caller. Nested calls run serially.
+template <class Body>
+void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
+    const std::int64_t pieces = count <= 0 ? 0 : (count + piece - 1) / piece;
+    if (pieces <= 1) {
+        if (pieces == 1) body(std::int64_t{0}, count);
+        return;
+    }
+    std::exception_ptr failure;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (std::int64_t i = 0; i < pieces; ++i) {
+        try {
+            const std::int64_t first = i * piece;
+            body(first, first + piece < count ? first + piece : count);
+        } catch (...) {
+#pragma omp critical(potluck_parallel_for)
+            if (!failure) failure = std::current_exception();
+        }
+    }
+    if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace potluck::cpu

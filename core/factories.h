@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "core/random.h"
+#include "core/tensor.h"
+
+namespace potluck {
+
+Tensor empty(const Shape& shape, TensorOptions options = {});
+Tensor zeros(const Shape& shape, TensorOptions options = {});
+Tensor ones(const Shape& shape, TensorOptions options = {});
+Tensor full(const Shape& shape, const Scalar& value, TensorOptions options = {});
+/// Same shape, dtype and device as `other`.
+Tensor empty_like(const Tensor& other);
+Tensor zeros_like(const Tensor& other);
+Tensor ones_like(const Tensor& other);
+/// start, start + step, ... up to but not including end. Throws Error when step is 0 or leads away from end.
+Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step = 1,
+              TensorOptions options = {DType::i64});
+/// `count` evenly spaced numbers from start to end, both included.
+Tensor linspace(double start, double end, std::int64_t count, TensorOptions options = {});
+/// The identity matrix (size, size).
+Tensor eye(std::int64_t size, TensorOptions options = {});
+
+/// Uniform in [0, 1).
+Tensor rand(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
+/// Normal with mean 0 and standard deviation 1.
+Tensor randn(const Shape& shape, TensorOptions options = {}, Generator* generator = nullptr);
+/// Integers uniform in [low, high). Throws Error when low >= high.
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, TensorOptions options = {DType::i64},
+               Generator* generator = nullptr);
+/// A random order of 0 .. count-1 (i64, CPU).
+Tensor randperm(std::int64_t count, Generator* generator = nullptr);
+
+/// Copies values (row-major) into a new tensor of T's dtype. Throws Error when the counts differ.
+template <Element T>
+Tensor from_values(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
+
+/// tensor(3.5), tensor({1., 2., 3.}), tensor({{1., 2.}, {3., 4.}}): floating literals give f32, integers i64.
+Tensor tensor(double value, TensorOptions options = {});
+Tensor tensor(std::initializer_list<double> values, TensorOptions options = {});
+Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, TensorOptions options = {});
+Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options = {});
+Tensor tensor(const std::vector<std::int64_t>& values, const Shape& shape,
+              TensorOptions options = {DType::i64});
+
+/// A tensor over the caller's memory (row-major, CPU), without a copy; `release` runs when the last view is gone.
+template <Element T>
+Tensor borrow(T* data, const Shape& shape, std::function<void()> release = {});
+
+}  // namespace potluck

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/device.h"
+
+namespace potluck {
+
+/// The place of a stretch of random numbers in the endless sequence of one seed: value i of the stretch is a pure
+/// function of (seed, offset, i), so it does not matter which thread computes it, or in which order.
+struct RandomKey {
+    std::uint64_t seed = 0;
+    std::uint64_t offset = 0;  // in blocks of four 32-bit numbers
+};
+
+/// Philox 4x32-10: four 32-bit random numbers of block `key.offset + block`.
+/// Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+std::array<std::uint32_t, 4> philox(RandomKey key, std::uint64_t block);
+
+/// A seed and how far its sequence has been used. Copyable; saving and restoring both numbers repeats the sequence.
+class Generator {
+public:
+    explicit Generator(std::uint64_t seed = 0) : key_{seed, 0} {}
+
+    /// Reserves the numbers for `count` elements and returns their place. (One block serves four elements.)
+    RandomKey take(std::int64_t count);
+
+    RandomKey state() const { return key_; }
+    void set_state(RandomKey state) { key_ = state; }
+
+private:
+    RandomKey key_;
+};
+
+/// The generator that factories, dropout and initialisation use when none is given. It lives with the device.
+Generator& default_generator(Device device = Device::cpu());
+/// Seeds the default generators of all devices.
+void manual_seed(std::uint64_t seed);
+
+}  // namespace potluck

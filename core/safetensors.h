@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// Named tensors and the text metadata of one file.
+struct TensorFile {
+    std::map<std::string, Tensor> tensors;
+    std::map<std::string, std::string> metadata;
+};
+
+/// Reads a safetensors file (https://github.com/huggingface/safetensors, "Format"). The tensors lie in the mapped
+/// file: nothing is copied until it is changed (pages are private), and the mapping lives as long as they do.
+/// The header is checked before anything is allocated: length, UTF-8 and JSON, known dtypes, shapes whose byte count
+/// fits 64 bits and equals the given range, ranges without holes or overlap that cover the file, no name twice.
+/// Throws Error that names the file, the tensor and both numbers.
+TensorFile load_safetensors(const std::string& path);
+
+/// Writes tensors (any strides, any device) in name order, 64-byte aligned, through a temporary file in the same
+/// folder, fsync and rename: whoever reads `path` finds the old file or the new one, whole. On failure (disk full)
+/// the temporary file is removed and Error is thrown.
+void save_safetensors(const std::string& path, const TensorFile& file);
+
+/// The same guarantee for any text or bytes: the old content or the new one, never a part.
+void write_file_atomically(const std::string& path, std::string_view content);
+
+}  // namespace potluck

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <limits>
+
+#include "core/dtype.h"
+
+namespace potluck {
+
+/// One number with its kind (bool, integer, floating), as it stands in `x + 2` or `full(shape, 0.5)`.
+/// Integers keep all of their 64 bits.
+class Scalar {
+public:
+    Scalar(bool value) : kind_(Kind::boolean), integer_(value) {}
+    template <std::integral T>
+    Scalar(T value) : kind_(Kind::integer), integer_(static_cast<std::int64_t>(value)) {}
+    template <std::floating_point T>
+    Scalar(T value) : kind_(Kind::floating), floating_(static_cast<double>(value)) {}
+
+    bool is_floating() const { return kind_ == Kind::floating; }
+    bool is_boolean() const { return kind_ == Kind::boolean; }
+    double to_double() const { return is_floating() ? floating_ : static_cast<double>(integer_); }
+    /// The integer itself; a floating value is cut towards zero (NaN gives 0, too large gives the limit).
+    std::int64_t to_int64() const {
+        if (!is_floating()) return integer_;
+        if (!(floating_ == floating_)) return 0;
+        if (floating_ >= 0x1p63) return std::numeric_limits<std::int64_t>::max();
+        if (floating_ < -0x1p63) return std::numeric_limits<std::int64_t>::min();
+        return static_cast<std::int64_t>(floating_);
+    }
+    bool to_bool() const { return is_floating() ? floating_ != 0.0 : integer_ != 0; }
+
+private:
+    enum class Kind : std::uint8_t { boolean, integer, floating };
+    Kind kind_;
+    double floating_ = 0.0;
+    std::int64_t integer_ = 0;
+};
+
+/// The dtype of `tensor op number`: see promote().
+DType promote(DType tensor, const Scalar& number);
+
+}  // namespace potluck

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "core/device.h"
+
+namespace potluck {
+
+/// A block of bytes on one device, shared by all views of it, and a version that counts its changes.
+class Storage {
+public:
+    /// Fresh bytes, not initialised, booked under the running op. Throws OutOfMemory.
+    Storage(Device device, std::int64_t bytes);
+    /// Bytes that somebody else owns (a mapped file, a user's array); `release` is called once at the end.
+    Storage(Device device, void* data, std::int64_t bytes, std::function<void()> release);
+    ~Storage();
+    Storage(const Storage&) = delete;
+    Storage& operator=(const Storage&) = delete;
+
+    Device device() const { return device_; }
+    std::int64_t bytes() const { return bytes_; }
+    std::byte* data() const { return data_; }
+
+    /// Grows by one with every in-place change through any view. What was saved for backward is compared with it.
+    std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+    void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+
+private:
+    Device device_;
+    std::int64_t bytes_;
+    std::byte* data_ = nullptr;
+    const char* op_ = "";            // who allocated it
+    std::function<void()> release_;  // set when the bytes are somebody else's
+    std::atomic<std::uint64_t> version_{0};
+};
+
+}  // namespace potluck

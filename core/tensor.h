@@ -1,0 +1,184 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/scalar.h"
+#include "core/storage.h"
+
+namespace potluck {
+
+/// Sizes of the axes, outermost first. {} is a scalar (one element), any 0 makes the tensor empty.
+using Shape = std::vector<std::int64_t>;
+/// Steps between neighbours along each axis, counted in elements. 0 repeats one element (broadcasting).
+using Strides = std::vector<std::int64_t>;
+
+/// Number of elements. Throws Error for a negative size, or when the product does not fit in 63 bits.
+std::int64_t element_count(const Shape& shape);
+/// Row-major strides of a shape.
+Strides contiguous_strides(const Shape& shape);
+/// The common shape under broadcasting: axes are aligned at the end, a size 1 stretches.
+/// Throws Error(op, ...) that names both shapes when they do not fit.
+Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
+/// An axis counted from the front, from one that may count from the back (-1 is the last).
+/// Throws Error(op, ...) when it is out of range.
+std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t rank);
+/// "(2, 3)".
+std::string to_string(const Shape& shape);
+
+struct Node;  // a tensor's place on the tape: autograd/tape.h
+
+/// What a factory makes: dtype and device.
+struct TensorOptions {
+    DType dtype = DType::f32;
+    Device device = Device::cpu();
+};
+
+/// An n-dimensional array: a cheap handle (two handles may mean the same tensor, as with shared_ptr) to a shape,
+/// strides, a dtype, and a storage that views share.
+///
+/// The functions that compute with tensors are free functions (autograd/ops.h) and record themselves on the tape.
+/// Members are what a tensor is, and shorthands for the most used ops.
+class Tensor {
+public:
+    /// No tensor at all; only defined() and assignment may be used. Stands for "none" (an absent bias, a missing gradient).
+    Tensor() = default;
+    /// Fresh memory with undefined content, row-major. See zeros(), full(), randn() for initialised ones.
+    static Tensor empty(const Shape& shape, TensorOptions options = {});
+    /// A view over a storage. Throws Error when it would reach outside.
+    static Tensor view_of(std::shared_ptr<Storage> storage, DType dtype, Shape shape, Strides strides,
+                          std::int64_t offset);
+
+    bool defined() const { return impl_ != nullptr; }
+    /// Whether both handles mean the same tensor (not: equal elements).
+    bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
+
+    const Shape& shape() const { return impl().shape; }
+    const Strides& strides() const { return impl().strides; }
+    /// Position of the first element in the storage, in elements.
+    std::int64_t offset() const { return impl().offset; }
+    std::int64_t rank() const { return static_cast<std::int64_t>(impl().shape.size()); }
+    /// Size along an axis; negative axes count from the back.
+    std::int64_t size(std::int64_t axis) const;
+    /// Number of elements.
+    std::int64_t count() const { return impl().count; }
+    /// Bytes of the elements (not of the storage).
+    std::int64_t bytes() const { return impl().count * size_of(impl().dtype); }
+    DType dtype() const { return impl().dtype; }
+    Device device() const { return impl().storage->device(); }
+    /// Whether the elements lie in row-major order without holes.
+    bool is_contiguous() const { return impl().contiguous; }
+    const std::shared_ptr<Storage>& storage() const { return impl().storage; }
+
+    /// First element, for kernels and for host code on the CPU. Throws Error when T is not the dtype.
+    template <Element T>
+    T* data() const {
+        check_dtype(dtype_of<T>());
+        return static_cast<T*>(raw_data());
+    }
+    void* raw_data() const;
+
+    /// The value of a tensor with one element, from any device. Throws Error for any other count.
+    template <class T = double>
+    T item() const {
+        const Scalar value = item_scalar();
+        if constexpr (std::is_same_v<T, bool>)
+            return value.to_bool();
+        else if constexpr (std::is_integral_v<T>)
+            return static_cast<T>(value.to_int64());
+        else
+            return static_cast<T>(value.to_double());
+    }
+    /// All elements in row-major order, converted to T, from any device.
+    template <class T = double>
+    std::vector<T> to_vector() const;
+
+    // ---- views and copies outside the tape (building blocks of kernels and ops) ----
+
+    /// Another view of the same storage. The new tensor has no place on the tape.
+    Tensor alias(Shape shape, Strides strides, std::int64_t offset) const;
+    /// The same view without a place on the tape.
+    Tensor detach() const { return alias(shape(), strides(), offset()); }
+    /// This view stretched to `shape` with strides of 0. Throws Error(op, ...) when it does not broadcast.
+    Tensor broadcast_alias(std::string_view op, const Shape& shape) const;
+    /// Whether no other tensor or handle shares the memory, so that it may be reused in place.
+    bool is_unique() const { return impl_.use_count() == 1 && impl_->storage.use_count() == 1; }
+
+    // ---- the tape (defined in autograd/) ----
+
+    /// Whether gradients flow to or through this tensor.
+    bool requires_grad() const;
+    /// Makes a leaf collect gradients (or stop). Floating dtypes only. Returns this tensor.
+    Tensor& set_requires_grad(bool requires_grad = true);
+    /// The gradient that backward() left here; an undefined tensor when there is none.
+    Tensor grad() const;
+    /// Replaces (or, with an undefined tensor, drops) the gradient. Shape and device must be this tensor's.
+    void set_grad(const Tensor& gradient);
+    /// Computes the gradients of this scalar with respect to all leaves: see potluck::backward() for options.
+    void backward() const;
+    const std::shared_ptr<Node>& node() const { return impl().node; }
+    void set_node(std::shared_ptr<Node> node) const { impl().node = std::move(node); }
+
+    // ---- shorthands for ops on the tape (defined in autograd/ops/) ----
+
+    Tensor to(DType dtype) const;
+    Tensor to(Device device) const;
+    Tensor contiguous() const;
+    Tensor clone() const;
+    /// One size may be -1: it follows from the others.
+    Tensor reshape(const Shape& shape) const;
+    Tensor transpose(std::int64_t first, std::int64_t second) const;
+    Tensor permute(const std::vector<std::int64_t>& axes) const;
+    Tensor narrow(std::int64_t axis, std::int64_t start, std::int64_t length) const;
+    Tensor select(std::int64_t axis, std::int64_t index) const;
+    Tensor unsqueeze(std::int64_t axis) const;
+    Tensor squeeze(std::int64_t axis) const;
+    Tensor expand(const Shape& shape) const;
+    Tensor sum() const;
+    Tensor mean() const;
+    /// Row `index` of the first axis: select(0, index).
+    Tensor operator[](std::int64_t index) const;
+
+    // ---- in-place changes (defined in autograd/ops/inplace.cpp) ----
+    // They are never recorded: while gradients are being recorded they refuse anything that is on the tape.
+    // Other operands broadcast to this shape and are converted to this dtype.
+
+    const Tensor& fill_(const Scalar& value) const;
+    const Tensor& zero_() const { return fill_(0); }
+    const Tensor& copy_(const Tensor& source) const;
+    const Tensor& add_(const Tensor& other, double scale = 1.0) const;
+    const Tensor& mul_(const Tensor& other) const;
+    const Tensor& mul_(const Scalar& factor) const;
+
+private:
+    struct Impl {
+        std::shared_ptr<Storage> storage;
+        Shape shape;
+        Strides strides;
+        std::int64_t offset = 0;
+        std::int64_t count = 1;
+        DType dtype = DType::f32;
+        bool contiguous = true;
+        mutable std::shared_ptr<Node> node;
+    };
+
+    Impl& impl() const;  // throws Error for an undefined tensor
+    void check_dtype(DType wanted) const;
+    Scalar item_scalar() const;
+
+    std::shared_ptr<Impl> impl_;
+};
+
+/// Prints like NumPy, with summarised long axes, dtype and device where they are not f32 on the CPU.
+std::ostream& operator<<(std::ostream& stream, const Tensor& tensor);
+std::string to_string(const Tensor& tensor);
+
+}  // namespace potluck

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace potluck {
+
+/// Starts recording each op's start, end and thread. Throws Error when a trace is already running.
+void start_trace();
+/// Ends the recording and writes it in Chrome's trace format (open it in chrome://tracing or Perfetto).
+/// The file is written whole or not at all. Throws Error when nothing was recording or the file cannot be written.
+void write_trace(const std::string& path);
+bool is_tracing() noexcept;
+
+namespace trace {
+/// One finished event; `name` is copied. Used by OpScope and by anyone who has a span of time to show.
+void record(const char* name, std::int64_t start_ns, std::int64_t end_ns);
+/// Nanoseconds of the steady clock.
+std::int64_t now_ns() noexcept;
+}  // namespace trace
+
+}  // namespace potluck
