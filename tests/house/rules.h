@@ -1,0 +1,48 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace potluck::house {
+
+/// The source tree as the rules see it: folders and files, relative to its root.
+struct Tree {
+    std::filesystem::path root;
+    std::vector<std::string> files;  ///< every text file that belongs to the project, sorted
+};
+
+/// Lists the files of a source tree, without build folders, run folders and version control.
+Tree read_tree(const std::filesystem::path& root);
+
+/// Each rule returns one line for every fault: "file:line: what is wrong, and what to do". Empty: all is well.
+using Faults = std::vector<std::string>;
+
+/// An include names a file that exists, from the root of the tree, on the same floor or below.
+Faults includes_going_up(const Tree& tree);
+
+/// No header includes itself through others.
+Faults include_circles(const Tree& tree);
+
+/// What a user includes by potluck.h pulls in our headers and the standard library, nothing else.
+Faults third_party_in_public_headers(const Tree& tree);
+
+/// The headers that are installed are those that potluck.h reaches, no more and no fewer.
+Faults installed_headers_differ(const Tree& tree);
+
+/// Every source file is named by the meson.build beside it; else it is never compiled.
+Faults sources_not_built(const Tree& tree);
+
+/// One op family has one file name in every layer: core/cpu, autograd/ops and tests/ops.
+Faults missing_twins(const Tree& tree);
+
+/// Every function declared in autograd/ops/*.h has a `///` docstring.
+Faults undocumented_ops(const Tree& tree);
+
+/// No file names a folder that only exists on the machine where it was written.
+Faults machine_paths(const Tree& tree);
+
+/// Files longer than 400 lines. A report, not a fault: a few files have a reason.
+Faults long_files(const Tree& tree);
+
+}  // namespace potluck::house
