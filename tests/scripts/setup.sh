@@ -1,0 +1,144 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Shared by ./demo, ./test and .ci/run (sourced, bash): installs what a build needs, builds, suggests options.
+# Nothing here asks a question. Messages go to standard error, one line a step.
+
+say() { printf '%s\n' "$*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+# Each line: what to look for, the Debian package that brings it. Names with a slash or .h* are C++ headers.
+build_needs='
+g++                     g++
+meson                   meson
+ninja                   ninja-build
+pkg-config              pkg-config
+python3                 python3
+mold                    mold
+Eigen/Core              libeigen3-dev
+fmt/format.h            libfmt-dev
+spdlog/spdlog.h         libspdlog-dev
+nlohmann/json.hpp       nlohmann-json3-dev
+CLI/CLI.hpp             libcli11-dev
+oneapi/dnnl/dnnl.hpp    libdnnl-dev
+doctest/doctest.h       doctest-dev
+'
+test_needs='
+cmake                   cmake
+clang-format-14         clang-format-14
+'
+
+# missing_packages NEEDS: prints the packages of everything in NEEDS that is not there, one a line.
+missing_packages() {
+    local name package headers=''
+    while read -r name package; do
+        case $name in
+            '') ;;
+            */*) headers+="$name $package"$'\n' ;;
+            *) command -v "$name" >/dev/null || printf '%s\n' "$package" ;;
+        esac
+    done <<<"$1"
+    [ -n "$headers" ] || return 0
+    if ! command -v g++ >/dev/null; then
+        awk '{ print $2 }' <<<"${headers%$'\n'}"
+        return 0
+    fi
+    # One run of the preprocessor answers for all headers.
+    while read -r name package; do
+        [ -z "$name" ] || printf '#if !__has_include(<%s>)\nmissing %s\n#endif\n' "$name" "$package"
+    done <<<"$headers" | g++ -E -P -x c++ -std=c++20 -I/usr/include/eigen3 - | awk '$1 == "missing" { print $2 }'
+}
+
+can_become_root() { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }
+
+# install_needs NEEDS: installs what is missing with apt, or says how and ends the program.
+install_needs() {
+    local packages as_root=''
+    packages=$(missing_packages "$1" | tr '\n' ' ')
+    packages=${packages% }
+    [ -n "$packages" ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        fail "Missing, by their Debian names: $packages. Install them with this system's package manager, then try again."
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        can_become_root || fail "Missing packages. Install them with:
+    sudo apt-get install -y $packages
+then try again."
+        as_root='sudo -n'
+    fi
+    say "Installing $packages ..."
+    local log
+    log=$(mktemp)
+    # shellcheck disable=SC2086  # lists of words
+    if ! { $as_root apt-get update && DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends $packages; } </dev/null >"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        rm -f "$log"
+        fail "apt could not install them. The command was: apt-get install -y $packages"
+    fi
+    rm -f "$log"
+    packages=$(missing_packages "$1" | tr '\n' ' ')
+    [ -z "$packages" ] || fail "Still missing after the installation: $packages"
+}
+
+# build FOLDER [MESON OPTION]... -- [TARGET]...: configures the folder (once) and builds.
+build() {
+    local folder=$1 log
+    shift
+    local options=()
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    [ $# -eq 0 ] || shift
+    log=$folder/build.log
+    mkdir -p "$folder"
+    if [ ! -f "$folder/build.ninja" ]; then
+        say "Configuring $(basename "$folder")/ ..."
+        if ! meson setup "${options[@]}" "$folder" "$root" </dev/null >"$log" 2>&1; then
+            tail -n 15 "$log" >&2
+            fail "The configuration failed. All of it: $log"
+        fi
+    fi
+    if [ -t 2 ]; then
+        # Ninja keeps its progress on one line of a terminal.
+        say "Building in $(basename "$folder")/ ..."
+        ninja -C "$folder" "$@" >&2 || fail 'The build failed.'
+    else
+        say "Building in $(basename "$folder")/ (a first build takes some minutes) ..."
+        if ! ninja -C "$folder" "$@" </dev/null >"$log" 2>&1; then
+            grep -E -A 12 'FAILED|error' "$log" | tail -n 60 >&2 || tail -n 40 "$log" >&2
+            fail "The build failed. All of it: $log"
+        fi
+    fi
+}
+
+# nearest WORD CANDIDATE...: prints the candidate that takes the fewest edits to reach.
+nearest() {
+    local word=$1
+    shift
+    printf '%s\n' "$@" | awk -v word="$word" '
+        function least(a, b, c) { return a < b ? (a < c ? a : c) : (b < c ? b : c) }
+        function distance(a, b,    i, j, row, before, kept) {
+            for (j = 0; j <= length(b); j++) row[j] = j
+            for (i = 1; i <= length(a); i++) {
+                before = row[0]; row[0] = i
+                for (j = 1; j <= length(b); j++) {
+                    kept = row[j]
+                    row[j] = least(row[j] + 1, row[j - 1] + 1, before + (substr(a, i, 1) != substr(b, j, 1)))
+                    before = kept
+                }
+            }
+            return row[length(b)]
+        }
+        { d = distance(word, $0); if (NR == 1 || d < best) { best = d; found = $0 } }
+        END { print found }'
+}
+
+# refuse PROGRAM WORD KNOWN...: the one line for an option that does not exist; ends the program.
+refuse() {
+    local program=$1 word=$2
+    shift 2
+    say "$program: unknown option $word. Did you mean $(nearest "$word" "$@")? $program --help lists all."
+    exit 2
+}
