@@ -68,9 +68,10 @@ def _record(outcome, name, reason=""):
             file.write(f"{outcome}\t{name}\t{first_line}\n")
 
 
-def run():
+def run(closing_line=False):
+    """Runs every check and ends the program. With closing_line, it ends as ./test does: `N passed, ...`."""
     text = os.environ.get("POTLUCK_TEST_FILTER", "")
-    failed = False
+    passed = failed = skipped = 0
     for name, function in _cases:
         if text not in name:
             continue
@@ -79,15 +80,18 @@ def run():
         try:
             function()
         except Skip as reason:
+            skipped += 1
             _record("skipped", name, str(reason))
             print(f"skipped: {name}: {reason}", flush=True)
-            continue
         except Exception as error:
-            failed = True
+            failed += 1
             detail = str(error) if isinstance(error, CheckFailed) else traceback.format_exc()
             _record("failed", name, str(error))
             print(f"FAILED: {name}\n{detail}", flush=True)
-            continue
-        _record("passed", name)
-        print(f"passed: {name} ({time.monotonic() - start:.1f} s)", flush=True)
+        else:
+            passed += 1
+            _record("passed", name)
+            print(f"passed: {name} ({time.monotonic() - start:.1f} s)", flush=True)
+    if closing_line:
+        print(f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(1 if failed else 0)
