@@ -4,8 +4,7 @@
 
 namespace potluck {
 
-// Arithmetic with broadcasting and promotion (see promote() in core/dtype.h). `/` of integers gives f32.
-
+/// Arithmetic with broadcasting and promotion (see promote() in core/dtype.h). `/` of integers gives f32.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor subtract(const Tensor& a, const Tensor& b);
 Tensor multiply(const Tensor& a, const Tensor& b);
@@ -19,6 +18,7 @@ Tensor minimum(const Tensor& a, const Tensor& b);
 /// The remainder with the sign of the divisor, as Python's %. Not differentiable in b.
 Tensor remainder(const Tensor& a, const Tensor& b);
 
+/// The same, as operators.
 Tensor operator+(const Tensor& a, const Tensor& b);
 Tensor operator-(const Tensor& a, const Tensor& b);
 Tensor operator*(const Tensor& a, const Tensor& b);
@@ -35,6 +35,7 @@ Tensor operator-(const Tensor& x);
 
 // Functions of one tensor. Integers are converted to f32 where the result is not an integer.
 
+/// -x.
 Tensor negate(const Tensor& x);
 /// Absolute value; gradient 0 at 0.
 Tensor abs(const Tensor& x);
@@ -61,8 +62,7 @@ Tensor is_nan(const Tensor& x);
 Tensor is_finite(const Tensor& x);
 Tensor logical_not(const Tensor& x);
 
-// Comparisons: bool tensors, no gradient. NaN compares unequal to everything.
-
+/// Comparisons: bool tensors, no gradient. NaN compares unequal to everything.
 Tensor equal(const Tensor& a, const Tensor& b);
 Tensor not_equal(const Tensor& a, const Tensor& b);
 Tensor less(const Tensor& a, const Tensor& b);
