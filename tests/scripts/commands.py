@@ -1,5 +1,6 @@
 """./test, ./demo and the set-up they share: options, what is missing, what is installed. Nothing is really installed."""
 
+import json
 import os
 import pathlib
 import tempfile
@@ -104,6 +105,49 @@ def help_texts():
         require(result.returncode == 0, result.stdout)
         for option in options:
             require(option in result.stdout, f"./{command} --help does not tell of {option}")
+
+
+good_case = ["started\ta\t", "passed\ta\t"]
+
+
+def summarize(name, results, runs, status=0):
+    """What summarize.py makes of these result files {name: lines} and runs of meson [(name, result, status)]."""
+    build = folder / name
+    (build / "results").mkdir(parents=True)
+    (build / "meson-logs").mkdir()
+    (build / "test.log").write_text("what meson printed\n")
+    for test, lines in results.items():
+        (build / "results" / f"{test}.tsv").write_text("".join(f"{line}\n" for line in lines))
+    log = [json.dumps({"name": f"fast / {n}", "result": r, "returncode": s, "stdout": f"log of {n}"}) for n, r, s in runs]
+    (build / "meson-logs" / "testlog.json").write_text("\n".join(log))
+    result = shell(["python3", root / "tests" / "scripts" / "summarize.py", build, status])
+    return result.returncode, result.stdout
+
+
+@case("./test: the closing line adds up all programs, and failures have their text")
+def closing_line():
+    good = ["started\ta\t", "passed\ta\t", "started\tb\t", "skipped\tb\tno oneDNN"]
+    status, text = summarize("good", {"ops": good}, [("ops", "OK", 0), ("plain", "OK", 0)])
+    require(status == 0 and text.endswith("\n2 passed, 0 failed, 1 skipped\n"), text)
+    require("skipped: ops: b: no oneDNN" in text, text)
+
+    bad = ["started\ta\t", "failed\ta\t"]
+    status, text = summarize("bad", {"ops": bad, "nn": good}, [("ops", "FAIL", 1), ("nn", "OK", 0)], status=1)
+    require(status == 1 and text.endswith("\n1 passed, 1 failed, 1 skipped\n") and "log of ops" in text, text)
+
+
+@case("./test: a program that dies, a time-out and an empty run are failures")
+def silent_deaths():
+    died = ["started\ta\t", "passed\ta\t", "started\tb\t"]
+    status, text = summarize("died", {"ops": died}, [("ops", "FAIL", -9)], status=1)
+    require(status == 1 and text.endswith("\n1 passed, 1 failed, 0 skipped\n") and "failed: ops: b" in text, text)
+    status, text = summarize("late", {"ops": good_case}, [("ops", "TIMEOUT", None)], status=1)
+    require(status == 1 and text.endswith("\n1 passed, 1 failed, 0 skipped\n"), text)
+    status, text = summarize("leak", {"ops": good_case}, [("ops", "ERROR", 23)], status=1)
+    require(status == 1 and text.endswith("\n1 passed, 1 failed, 0 skipped\n"), text)
+    for name, runs, meson_status in (("nothing", [], 0), ("broken", [], 1)):
+        status, text = summarize(name, {}, runs, meson_status)
+        require(status == 1 and text.endswith("\n0 passed, 1 failed, 0 skipped\n"), text)
 
 
 run()
