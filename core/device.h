@@ -31,7 +31,8 @@ Device best_device();
 /// The kernels of a device (see core/backend.h). Throws Error when the build has no such device.
 Backend& backend(Device device);
 
-/// Threads that the CPU device uses; 0 asks for one per core (the default). No result depends on it.
+/// Threads that the CPU device uses, for the whole process; 0 asks for one per core (the default, unless the
+/// environment's OMP_NUM_THREADS says otherwise). No result depends on it.
 void set_threads(int count);
 int threads();
 

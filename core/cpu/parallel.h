@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <exception>
 
+#include "core/device.h"
+
 namespace potluck::cpu {
 
 /// Calls body(first, last) for pieces [first, last) of [0, count) that are `piece` long (the last may be shorter), on
@@ -16,7 +18,7 @@ void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
         return;
     }
     std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads())
     for (std::int64_t i = 0; i < pieces; ++i) {
         try {
             const std::int64_t first = i * piece;

@@ -1,0 +1,34 @@
+#pragma once
+
+// Internal: the devices of this process. A device's backend registers itself here; everything above asks for it by
+// Device. This is the only global mutable state of the library.
+
+#include <memory>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/device.h"
+#include "core/memory_book.h"
+#include "core/random.h"
+
+namespace potluck {
+
+/// What belongs to one device. Entries live until the process ends, so that tensors in static variables may die late.
+struct DeviceEntry {
+    DeviceEntry(Device which, std::unique_ptr<Backend> kernels)
+        : device(which), backend(std::move(kernels)), memory(which, *backend) {}
+
+    Device device;
+    std::unique_ptr<Backend> backend;
+    MemoryBook memory;
+    Generator generator;
+};
+
+/// Throws Error when there is no such device.
+DeviceEntry& device_entry(Device device);
+/// Adds a device. Throws Error when it is there already.
+void register_device(Device device, std::unique_ptr<Backend> backend);
+/// All devices, the CPU first.
+std::vector<Device> registered_devices();
+
+}  // namespace potluck

@@ -1,0 +1,206 @@
+#include "core/memory.h"
+
+#include <algorithm>
+
+#include "core/device_registry.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "core/memory_book.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+namespace {
+
+/// Blocks are whole cache lines, large ones whole pages, so that sizes that differ little share a kept block.
+std::int64_t block_size_of(std::int64_t bytes) {
+    const std::int64_t grain = bytes < (std::int64_t{1} << 16) ? 64 : 4096;
+    return (bytes + grain - 1) / grain * grain;
+}
+
+std::string in_units(std::int64_t bytes) {
+    const auto value = static_cast<double>(bytes);
+    if (bytes < 1 << 10) return fmt::format("{} bytes", bytes);
+    if (bytes < 1 << 20) return fmt::format("{:.1f} KiB", value / 0x1p10);
+    if (bytes < 1 << 30) return fmt::format("{:.1f} MiB", value / 0x1p20);
+    return fmt::format("{:.2f} GiB", value / 0x1p30);
+}
+
+/// "linear 1.20 GiB, gelu 800.0 MiB, ..." with the largest first.
+std::string largest_holdings(const std::map<std::string, std::int64_t>& by_op, std::size_t how_many) {
+    std::vector<std::pair<std::string, std::int64_t>> sorted(by_op.begin(), by_op.end());
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    std::string text;
+    for (std::size_t i = 0; i < std::min(how_many, sorted.size()); ++i)
+        text += fmt::format("{}{} {}", i == 0 ? "" : ", ", sorted[i].first, in_units(sorted[i].second));
+    if (sorted.size() > how_many) text += fmt::format(", and {} more", sorted.size() - how_many);
+    return text;
+}
+
+template <class Holdings>
+std::map<std::string, std::int64_t> by_name(const Holdings& holdings) {
+    std::map<std::string, std::int64_t> result;
+    for (const auto& [op, bytes] : holdings)
+        if (bytes != 0) result[op] += bytes;
+    return result;
+}
+
+}  // namespace
+
+void* MemoryBook::allocate(std::int64_t bytes, const char* op) {
+    const std::lock_guard lock(mutex_);
+    if (cap_ != 0 && bytes > cap_ - current_) throw_out_of_memory(bytes, op, true);
+    held_.reserve(held_.size() + 1);  // count() below must not fail once the block is taken
+
+    const std::int64_t block = block_size_of(bytes);
+    void* data = take_cached(block);
+    if (data == nullptr) {
+        shrink_cache(std::max(high_water_ - current_ - block, std::int64_t{0}));
+        data = backend_.allocate(block);
+    }
+    if (data == nullptr && cached_ > 0) {
+        shrink_cache(0);
+        data = backend_.allocate(block);
+    }
+    if (data == nullptr) throw_out_of_memory(bytes, op, false);
+
+    count(op, bytes);
+    high_water_ = std::max(high_water_, current_);
+    if (current_ > peak_) {
+        peak_ = current_;
+        at_peak_ = true;
+    }
+    return data;
+}
+
+void MemoryBook::free(void* data, std::int64_t bytes, const char* op) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (at_peak_) {
+        try {
+            peak_held_ = held_;
+        } catch (...) {  // no memory for a statistic: it stays empty
+            peak_held_.clear();
+        }
+        at_peak_ = false;
+    }
+    count(op, -bytes);
+
+    const std::int64_t block = block_size_of(bytes);
+    const std::int64_t limit = cap_ == 0 ? high_water_ : std::min(high_water_, cap_);
+    if (current_ + cached_ + block <= limit) {
+        try {
+            cache_[block].push_back(data);
+            cached_ += block;
+            return;
+        } catch (...) {  // no memory for the list: give the block back
+        }
+    }
+    backend_.release(data, block);
+}
+
+void MemoryBook::count(const char* op, std::int64_t bytes) {
+    current_ += bytes;
+    for (Holding& holding : held_) {
+        if (holding.first == op) {
+            holding.second += bytes;
+            return;
+        }
+    }
+    held_.emplace_back(op, bytes);
+}
+
+void* MemoryBook::take_cached(std::int64_t block) {
+    const auto found = cache_.find(block);
+    if (found == cache_.end() || found->second.empty()) return nullptr;
+    void* data = found->second.back();
+    found->second.pop_back();
+    cached_ -= block;
+    return data;
+}
+
+void MemoryBook::shrink_cache(std::int64_t limit) noexcept {
+    for (auto entry = cache_.begin(); entry != cache_.end() && cached_ > limit;) {
+        std::vector<void*>& blocks = entry->second;
+        while (!blocks.empty() && cached_ > limit) {
+            backend_.release(blocks.back(), entry->first);
+            blocks.pop_back();
+            cached_ -= entry->first;
+        }
+        entry = blocks.empty() ? cache_.erase(entry) : std::next(entry);
+    }
+}
+
+MemoryStatistics MemoryBook::statistics() const {
+    const std::lock_guard lock(mutex_);
+    return {current_, peak_, cached_, cap_, by_name(held_), by_name(at_peak_ ? held_ : peak_held_)};
+}
+
+void MemoryBook::reset_peak() {
+    const std::lock_guard lock(mutex_);
+    peak_ = current_;
+    at_peak_ = true;
+}
+
+void MemoryBook::set_cap(std::int64_t bytes) {
+    if (bytes < 0)
+        throw Error("set_memory_cap", fmt::format("{} bytes. Give a size, or 0 for no cap.", bytes));
+    const std::lock_guard lock(mutex_);
+    cap_ = bytes;
+    if (cap_ != 0) shrink_cache(std::max(cap_ - current_, std::int64_t{0}));
+}
+
+void MemoryBook::release_cached() {
+    const std::lock_guard lock(mutex_);
+    shrink_cache(0);
+    high_water_ = current_;
+}
+
+void MemoryBook::throw_out_of_memory(std::int64_t bytes, const char* op, bool by_cap) const {
+    std::string text = fmt::format("out of memory on {}: {} asked while tensors hold {}", device_,
+                                   in_units(bytes), in_units(current_));
+    if (by_cap) {
+        text += fmt::format(", which passes the cap of {} by {}. ", in_units(cap_),
+                            in_units(bytes - (cap_ - current_)));
+    } else {
+        text += ", and the system has no more to give. ";
+    }
+    if (const auto by_op = by_name(held_); !by_op.empty())
+        text += fmt::format("Held by op: {}. ", largest_holdings(by_op, 5));
+    text += "A smaller batch or shorter sequences need less";
+    text += by_cap ? "; set_memory_cap() raises the cap." : "; so do fewer programs beside this one.";
+    throw OutOfMemory(op, text, bytes);
+}
+
+MemoryStatistics memory_statistics(Device device) { return device_entry(device).memory.statistics(); }
+
+void reset_peak_memory(Device device) { device_entry(device).memory.reset_peak(); }
+
+void set_memory_cap(std::int64_t bytes, Device device) { device_entry(device).memory.set_cap(bytes); }
+
+void release_cached_memory(Device device) { device_entry(device).memory.release_cached(); }
+
+std::string memory_report(Device device) {
+    const MemoryStatistics now = memory_statistics(device);
+    std::string text = fmt::format("{}: {} held by tensors, {} at the peak, {} cached, ", device,
+                                   in_units(now.current), in_units(now.peak), in_units(now.cached));
+    text += now.cap == 0 ? std::string("no cap\n") : fmt::format("cap {}\n", in_units(now.cap));
+    constexpr std::size_t lines = 12;
+    if (!now.current_by_op.empty())
+        text += fmt::format("  now:     {}\n", largest_holdings(now.current_by_op, lines));
+    if (!now.peak_by_op.empty())
+        text += fmt::format("  at peak: {}\n", largest_holdings(now.peak_by_op, lines));
+    return text;
+}
+
+void* allocate_bytes(Device device, std::int64_t bytes, const char*& op) {
+    op = OpScope::current();
+    if (bytes == 0) return nullptr;
+    return device_entry(device).memory.allocate(bytes, op);
+}
+
+void free_bytes(Device device, void* data, std::int64_t bytes, const char* op) noexcept {
+    if (data == nullptr) return;
+    device_entry(device).memory.free(data, bytes, op);
+}
+
+}  // namespace potluck

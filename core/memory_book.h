@@ -1,0 +1,54 @@
+#pragma once
+
+// Internal: the memory book-keeping of one device. Users see core/memory.h.
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/memory.h"
+
+namespace potluck {
+
+/// Hands out blocks of one device: counts them by op, holds them under a cap, and keeps freed ones for the next request
+/// of the same size. Training asks for the same sizes again and again, and fresh pages cost more than old ones.
+/// Live and kept blocks together never take more than live ones once did.
+class MemoryBook {
+public:
+    MemoryBook(Device device, Backend& backend) : device_(device), backend_(backend) {}
+
+    void* allocate(std::int64_t bytes, const char* op);
+    void free(void* data, std::int64_t bytes, const char* op) noexcept;
+
+    MemoryStatistics statistics() const;
+    void reset_peak();
+    void set_cap(std::int64_t bytes);
+    void release_cached();
+
+private:
+    using Holding = std::pair<const char*, std::int64_t>;  // an op and the bytes it holds
+
+    void count(const char* op, std::int64_t bytes);
+    void* take_cached(std::int64_t block);
+    void shrink_cache(std::int64_t limit) noexcept;
+    [[noreturn]] void throw_out_of_memory(std::int64_t bytes, const char* op, bool by_cap) const;
+
+    Device device_;
+    Backend& backend_;
+    mutable std::mutex mutex_;
+    std::int64_t current_ = 0;
+    std::int64_t peak_ = 0;
+    std::int64_t high_water_ = 0;  // the peak that reset_peak() does not touch: what the cache may fill
+    std::int64_t cap_ = 0;
+    std::vector<Holding> held_;       // ops are told apart by the address of their name
+    std::vector<Holding> peak_held_;  // a copy of held_ at the peak ...
+    bool at_peak_ = true;             // ... taken when the first block is freed after it
+    std::int64_t cached_ = 0;
+    std::unordered_map<std::int64_t, std::vector<void*>> cache_;  // by size of the block
+};
+
+}  // namespace potluck
