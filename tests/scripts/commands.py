@@ -28,10 +28,10 @@ def with_programs(name, programs):
     return path
 
 
-def install(name, needs, programs, user=1000):
-    """Runs install_needs with fake programs, as a user of that number."""
+def install(name, needs, programs, user=1000, function="install_needs"):
+    """Runs install_needs of setup.sh (or another function of it) with fake programs, as a user of that number."""
     path = with_programs(name, {"id": f"echo {user}", **programs})
-    script = f'root={root}; source {setup}; install_needs "{needs}"; echo went on'
+    script = f'root={root}; source {setup}; {function} "{needs}"; echo went on'
     return shell([path / "bash", "-c", script], env={"PATH": str(path)}), path
 
 
@@ -85,6 +85,16 @@ def no_apt():
 def all_there():
     result, _ = install("all_there", "g++   g++\nbits/stdc++.h   libstdc++-dev", {"apt-get": "echo called; exit 1"})
     require(result.returncode == 0 and result.stdout == "went on\n", result.stdout)
+
+
+@case("set-up: what is optional is tried, and its absence stops nothing")
+def optional():
+    for name, user, apt, tried in (("offered", 0, "exit 0", True), ("not_offered", 0, "exit 100", True),
+                                   ("not_root", 1000, "exit 0", False)):
+        log = folder / f"{name}.log"
+        result, _ = install(name, needs, {"apt-get": f"echo called >>{log}; {apt}"}, user, "install_optional")
+        require(result.returncode == 0 and result.stdout.endswith("went on\n"), f"{name}:\n{result.stdout}")
+        require(log.exists() == tried, f"{name}: apt was {'' if log.exists() else 'not '}called")
 
 
 @case("./test: an unknown option is refused with the nearest one")

@@ -26,6 +26,9 @@ doctest/doctest.h       doctest-dev
 '
 test_needs='
 cmake                   cmake
+'
+# Not every release of a system has these. Without them the checks that need them are skipped.
+optional_needs='
 clang-format-14         clang-format-14
 '
 
@@ -52,33 +55,48 @@ missing_packages() {
 
 can_become_root() { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }
 
+# apt_install LOG PACKAGE...: as root or by sudo; everything it prints goes to LOG.
+apt_install() {
+    local log=$1 as_root=''
+    shift
+    [ "$(id -u)" = 0 ] || as_root='sudo -n'
+    say "Installing $* ..."
+    # shellcheck disable=SC2086  # an empty word is none
+    { $as_root apt-get update &&
+        DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends "$@"; } \
+        </dev/null >"$log" 2>&1
+}
+
+may_install() { command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || can_become_root; }; }
+
 # install_needs NEEDS: installs what is missing with apt, or says how and ends the program.
 install_needs() {
-    local packages as_root=''
-    packages=$(missing_packages "$1" | tr '\n' ' ')
-    packages=${packages% }
-    [ -n "$packages" ] || return 0
+    local packages log
+    mapfile -t packages < <(missing_packages "$1")
+    [ ${#packages[@]} -gt 0 ] || return 0
     if ! command -v apt-get >/dev/null; then
-        fail "Missing, by their Debian names: $packages. Install them with this system's package manager, then try again."
+        fail "Missing, by their Debian names: ${packages[*]}. Install them with this system's package manager, then try again."
     fi
-    if [ "$(id -u)" != 0 ]; then
-        can_become_root || fail "Missing packages. Install them with:
-    sudo apt-get install -y $packages
+    may_install || fail "Missing packages. Install them with:
+    sudo apt-get install -y ${packages[*]}
 then try again."
-        as_root='sudo -n'
-    fi
-    say "Installing $packages ..."
-    local log
     log=$(mktemp)
-    # shellcheck disable=SC2086  # lists of words
-    if ! { $as_root apt-get update && DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends $packages; } </dev/null >"$log" 2>&1; then
+    if ! apt_install "$log" "${packages[@]}"; then
         tail -n 15 "$log" >&2
         rm -f "$log"
-        fail "apt could not install them. The command was: apt-get install -y $packages"
+        fail "apt could not install them. The command was: apt-get install -y ${packages[*]}"
     fi
     rm -f "$log"
-    packages=$(missing_packages "$1" | tr '\n' ' ')
-    [ -z "$packages" ] || fail "Still missing after the installation: $packages"
+    mapfile -t packages < <(missing_packages "$1")
+    [ ${#packages[@]} -eq 0 ] || fail "Still missing after the installation: ${packages[*]}"
+}
+
+# install_optional NEEDS: like install_needs, and goes on without what cannot be had.
+install_optional() {
+    local packages
+    mapfile -t packages < <(missing_packages "$1")
+    [ ${#packages[@]} -gt 0 ] && may_install || return 0
+    apt_install /dev/null "${packages[@]}" || say "Going on without ${packages[*]}."
 }
 
 # build FOLDER [MESON OPTION]... -- [TARGET]...: configures the folder (once) and builds.
