@@ -1,0 +1,255 @@
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "core/cpu/blocks.h"
+#include "core/cpu/convert.h"
+#include "core/cpu/cpu_backend.h"
+#include "core/format.h"
+
+namespace potluck {
+namespace {
+
+using cpu::convert;
+using cpu::parallel_for;
+
+/// One side of a copy: where it begins and how it steps along the axes of the plan, in elements.
+struct Side {
+    std::byte* data;
+    DType dtype;
+    std::int64_t element;  // bytes
+    Strides strides;
+
+    std::byte* at(std::int64_t offset) const { return data + offset * element; }
+};
+
+/// The axes of a copy in the order that suits memory, not the tensor: the target is walked in the order in which it
+/// lies, axes of size 1 are gone, and neighbours that both sides cross in equal steps are merged.
+struct Plan {
+    Shape sizes;
+    Side from, to;
+};
+
+Plan plan_copy(const Tensor& from, const Tensor& to) {
+    std::vector<std::size_t> order;
+    for (std::size_t axis = 0; axis < to.shape().size(); ++axis)
+        if (to.shape()[axis] != 1) order.push_back(axis);
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        const auto key = [&](std::size_t axis) {
+            return std::pair(std::abs(to.strides()[axis]), std::abs(from.strides()[axis]));
+        };
+        return key(a) > key(b);
+    });
+    Plan plan{{},
+              {static_cast<std::byte*>(from.raw_data()), from.dtype(), size_of(from.dtype()), {}},
+              {static_cast<std::byte*>(to.raw_data()), to.dtype(), size_of(to.dtype()), {}}};
+    for (const std::size_t axis : order) {
+        const std::int64_t size = to.shape()[axis];
+        const std::int64_t from_stride = from.strides()[axis];
+        const std::int64_t to_stride = to.strides()[axis];
+        if (!plan.sizes.empty() && plan.from.strides.back() == from_stride * size &&
+            plan.to.strides.back() == to_stride * size) {
+            plan.sizes.back() *= size;
+            plan.from.strides.back() = from_stride;
+            plan.to.strides.back() = to_stride;
+        } else {
+            plan.sizes.push_back(size);
+            plan.from.strides.push_back(from_stride);
+            plan.to.strides.push_back(to_stride);
+        }
+    }
+    if (plan.sizes.empty()) {  // one element
+        plan.sizes = {1};
+        plan.from.strides = {1};
+        plan.to.strides = {1};
+    }
+    return plan;
+}
+
+/// Offsets of both sides at `index`, a row-major index over the first `axes` axes of the plan.
+std::pair<std::int64_t, std::int64_t> offsets_at(const Plan& plan, std::size_t axes, std::int64_t index) {
+    std::int64_t from = 0;
+    std::int64_t to = 0;
+    for (std::size_t axis = axes; axis-- > 0;) {
+        const std::int64_t position = index % plan.sizes[axis];
+        from += position * plan.from.strides[axis];
+        to += position * plan.to.strides[axis];
+        index /= plan.sizes[axis];
+    }
+    return {from, to};
+}
+
+std::int64_t product(const Shape& sizes, std::size_t axes) {
+    return std::accumulate(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(axes), std::int64_t{1},
+                           std::multiplies<>());
+}
+
+// ---- one straight run ----
+
+constexpr std::int64_t run_piece = std::int64_t{1} << 16;
+
+void copy_run(const Plan& plan) {
+    const std::int64_t from_stride = plan.from.strides[0];
+    const std::int64_t to_stride = plan.to.strides[0];
+    parallel_for(plan.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
+        convert(plan.from.at(first * from_stride), plan.from.dtype, from_stride,
+                plan.to.at(first * to_stride), plan.to.dtype, to_stride, last - first);
+    });
+}
+
+// ---- rows: the innermost axis in one run, the others around it ----
+
+/// Moves planes of (rows, columns) elements of one size; short rows cost no call each.
+template <class Word>
+void move_plane(const std::byte* from, std::int64_t from_row, std::int64_t from_column, std::byte* to,
+                std::int64_t to_row, std::int64_t to_column, std::int64_t rows, std::int64_t columns) {
+    const auto* source = reinterpret_cast<const Word*>(from);
+    auto* target = reinterpret_cast<Word*>(to);
+    for (std::int64_t row = 0; row < rows; ++row, source += from_row, target += to_row)
+        for (std::int64_t column = 0; column < columns; ++column)
+            target[column * to_column] = source[column * from_column];
+}
+
+void copy_rows(const Plan& plan) {
+    const std::size_t inner = plan.sizes.size() - 1;
+    const std::int64_t columns = plan.sizes[inner];
+    const std::int64_t rows = plan.sizes[inner - 1];
+    const std::int64_t from_column = plan.from.strides[inner];
+    const std::int64_t to_column = plan.to.strides[inner];
+    const std::int64_t from_row = plan.from.strides[inner - 1];
+    const std::int64_t to_row = plan.to.strides[inner - 1];
+    constexpr std::int64_t short_row = 32;
+    const bool moves = plan.from.dtype == plan.to.dtype && columns < short_row;
+
+    // A piece is a stretch of all rows of all planes; it is cut where a plane ends.
+    const std::int64_t piece = std::max<std::int64_t>(1, run_piece / columns);
+    parallel_for(product(plan.sizes, inner), piece, [&](std::int64_t first, std::int64_t last) {
+        while (first < last) {
+            const std::int64_t count = std::min(last - first, rows - first % rows);
+            const auto [from_offset, to_offset] = offsets_at(plan, inner, first);
+            const std::byte* from = plan.from.at(from_offset);
+            std::byte* to = plan.to.at(to_offset);
+            first += count;
+            if (moves) {
+                const auto move = plan.to.element == 8   ? move_plane<std::uint64_t>
+                                  : plan.to.element == 4 ? move_plane<std::uint32_t>
+                                  : plan.to.element == 2 ? move_plane<std::uint16_t>
+                                                         : move_plane<std::uint8_t>;
+                move(from, from_row, from_column, to, to_row, to_column, count, columns);
+            } else {
+                for (std::int64_t row = 0; row < count; ++row)
+                    convert(from + row * from_row * plan.from.element, plan.from.dtype, from_column,
+                            to + row * to_row * plan.to.element, plan.to.dtype, to_column, columns);
+            }
+        }
+    });
+}
+
+// ---- transpose: source and target are dense along different axes ----
+
+constexpr std::int64_t tile = 32;
+
+/// A tile of up to 32 x 32 elements: rows of the source are read whole, turned in a small buffer (that stays in the
+/// first-level cache), and rows of the target are written whole.
+template <class Word>
+void turn_tile(const std::byte* from, std::int64_t from_stride, Word* turned, std::int64_t source_rows,
+               std::int64_t source_columns) {
+    const auto* source = reinterpret_cast<const Word*>(from);
+    if (source_rows == tile && source_columns == tile) {  // sizes that the compiler knows
+        for (std::int64_t row = 0; row < tile; ++row)
+            for (std::int64_t column = 0; column < tile; ++column)
+                turned[column * tile + row] = source[row * from_stride + column];
+        return;
+    }
+    for (std::int64_t row = 0; row < source_rows; ++row)
+        for (std::int64_t column = 0; column < source_columns; ++column)
+            turned[column * tile + row] = source[row * from_stride + column];
+}
+
+/// `dense` is the axis along which the source is dense; the target is dense along the last one.
+template <class Word>
+void copy_transposed(const Plan& plan, std::size_t dense) {
+    const std::size_t inner = plan.sizes.size() - 1;
+    const std::int64_t from_stride = plan.from.strides[inner];  // from one source row to the next
+    const std::int64_t to_stride = plan.to.strides[dense];
+    const std::int64_t row_tiles = (plan.sizes[inner] + tile - 1) / tile;
+    const std::int64_t column_tiles = (plan.sizes[dense] + tile - 1) / tile;
+    Plan outer = plan;  // the axes around the two
+    for (const std::size_t axis : {inner, dense}) {
+        outer.sizes.erase(outer.sizes.begin() + static_cast<std::ptrdiff_t>(axis));
+        outer.from.strides.erase(outer.from.strides.begin() + static_cast<std::ptrdiff_t>(axis));
+        outer.to.strides.erase(outer.to.strides.begin() + static_cast<std::ptrdiff_t>(axis));
+    }
+    const std::int64_t planes = product(outer.sizes, outer.sizes.size());
+    parallel_for(planes * column_tiles * row_tiles, 16, [&](std::int64_t first, std::int64_t last) {
+        alignas(64) std::array<Word, tile * tile> turned;
+        for (std::int64_t index = first; index < last; ++index) {
+            const auto [from_plane, to_plane] =
+                offsets_at(outer, outer.sizes.size(), index / (column_tiles * row_tiles));
+            const std::int64_t column = index / row_tiles % column_tiles * tile;
+            const std::int64_t row = index % row_tiles * tile;
+            const std::int64_t columns = std::min(tile, plan.sizes[dense] - column);
+            const std::int64_t rows = std::min(tile, plan.sizes[inner] - row);
+            turn_tile(plan.from.at(from_plane + row * from_stride + column), from_stride, turned.data(), rows,
+                      columns);
+            for (std::int64_t i = 0; i < columns; ++i)
+                convert(turned.data() + i * tile, plan.from.dtype, 1,
+                        plan.to.at(to_plane + (column + i) * to_stride + row), plan.to.dtype, 1, rows);
+        }
+    });
+}
+
+/// The axis along which the source is dense, when a copy by tiles pays; else the last one.
+std::size_t transposed_axis(const Plan& plan) {
+    const std::size_t inner = plan.sizes.size() - 1;
+    if (plan.to.strides[inner] != 1 || plan.from.strides[inner] == 1 || plan.from.strides[inner] == 0 ||
+        plan.sizes[inner] < 4)
+        return inner;
+    for (std::size_t axis = inner; axis-- > 0;)
+        if (plan.from.strides[axis] == 1 && plan.sizes[axis] >= 4) return axis;
+    return inner;
+}
+
+}  // namespace
+
+void CpuBackend::copy(const Tensor& from, Tensor& to) {
+    if (from.shape() != to.shape())
+        throw Error("copy",
+                    fmt::format("shapes differ: {} into {}.", pretty(from.shape()), pretty(to.shape())));
+    if (to.count() == 0) return;
+    const Plan plan = plan_copy(from, to);
+    if (plan.sizes.size() == 1) return copy_run(plan);
+    const std::size_t dense = transposed_axis(plan);
+    if (dense + 1 == plan.sizes.size()) return copy_rows(plan);
+    switch (plan.from.element) {
+        case 8:
+            return copy_transposed<std::uint64_t>(plan, dense);
+        case 4:
+            return copy_transposed<std::uint32_t>(plan, dense);
+        case 2:
+            return copy_transposed<std::uint16_t>(plan, dense);
+        default:
+            return copy_transposed<std::uint8_t>(plan, dense);
+    }
+}
+
+void CpuBackend::fill(Tensor& to, const Scalar& value) {
+    if (to.count() == 0) return;
+    // One element of the target's dtype, read with strides of 0.
+    alignas(8) std::array<std::byte, 8> element;
+    if (value.is_floating()) {
+        const double number = value.to_double();
+        convert(&number, DType::f64, 1, element.data(), to.dtype(), 1, 1);
+    } else {
+        const std::int64_t number = value.to_int64();
+        convert(&number, DType::i64, 1, element.data(), to.dtype(), 1, 1);
+    }
+    const Tensor one =
+        Tensor::view_of(std::make_shared<Storage>(Device::cpu(), element.data(), size_of(to.dtype()), [] {}),
+                        to.dtype(), {}, {}, 0);
+    copy(one.broadcast_alias("fill", to.shape()), to);
+}
+
+}  // namespace potluck

@@ -1,0 +1,71 @@
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "core/cpu/cpu_backend.h"
+
+namespace potluck {
+namespace {
+
+constexpr std::int64_t huge_page = std::int64_t{2} << 20;
+/// From here on a block has its own mapping in huge pages: fresh memory then costs one fault for 2 MiB instead of 512.
+constexpr std::int64_t mapped_from = 2 * huge_page;
+/// Linux lends more than it has and ends the program when it is used. Requests from here on are held against what the
+/// machine really has left.
+constexpr std::int64_t checked_from = std::int64_t{64} << 20;
+
+/// Bytes that the system can still give; the largest number when it does not say.
+std::int64_t available_memory() {
+    std::ifstream file("/proc/meminfo");
+    for (std::string name; file >> name;) {
+        std::int64_t kibibytes = 0;
+        if (name == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+        std::getline(file, name);
+    }
+    return INT64_MAX;
+}
+
+std::int64_t mapped_size(std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+void* map_block(std::int64_t bytes) {
+    // Ask for one huge page more and cut both ends, so that the block begins on a huge page.
+    const std::int64_t size = mapped_size(bytes);
+    void* raw = mmap(nullptr, static_cast<std::size_t>(size + huge_page), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) return nullptr;
+    auto* begin = static_cast<std::byte*>(raw);
+    const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(begin) % huge_page);
+    const std::int64_t head = past == 0 ? 0 : huge_page - past;
+    if (head > 0) munmap(begin, static_cast<std::size_t>(head));
+    munmap(begin + head + size, static_cast<std::size_t>(huge_page - head));
+    madvise(begin + head, static_cast<std::size_t>(size), MADV_HUGEPAGE);  // a wish; refused on some systems
+    return begin + head;
+}
+
+}  // namespace
+
+void* CpuBackend::allocate(std::int64_t bytes) {
+    if (bytes >= checked_from && bytes > available_memory()) return nullptr;
+    if (bytes >= mapped_from) return map_block(bytes);
+    return std::aligned_alloc(64, static_cast<std::size_t>((bytes + 63) / 64 * 64));
+}
+
+void CpuBackend::release(void* data, std::int64_t bytes) noexcept {
+    if (bytes >= mapped_from)
+        munmap(data, static_cast<std::size_t>(mapped_size(bytes)));
+    else
+        std::free(data);
+}
+
+void CpuBackend::copy_from_host(void* to, const void* from, std::int64_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+void CpuBackend::copy_to_host(void* to, const void* from, std::int64_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+}  // namespace potluck
