@@ -91,7 +91,8 @@ public:
     virtual void unary(UnaryOp op, const Tensor& x, Tensor& y) = 0;  // same dtype but for the bool ones
     virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy,
                                 Tensor& dx) = 0;  // relu gelu gelu_tanh silu
-    virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;    // one dtype
+    /// One dtype. Integers wrap around; divide rounds down; a divisor of 0 or a negative exponent is an Error.
+    virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;
     virtual void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;  // one dtype -> bool
     virtual void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) = 0;
     /// y += scale * x, x of any floating dtype.
@@ -175,7 +176,8 @@ public:
     // ---- sort: x (rows, n) ----
     /// The k largest (or smallest) in order; among equals the lower index comes first; NaN counts as largest.
     virtual void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) = 0;
-    /// weights (rows, n), not negative, need not sum to 1; y (rows, samples) i64.
+    /// weights (rows, n), not negative, need not sum to 1; y (rows, samples) i64. Element row * samples + sample of the
+    /// stretch decides a sample.
     virtual void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) = 0;
 
     // ---- optimizer ----

@@ -1,0 +1,378 @@
+#include "core/cpu/elementwise.h"
+
+#include <bit>
+#include <cmath>
+#include <type_traits>
+
+#include "core/cpu/blocks.h"
+#include "core/cpu/cpu_backend.h"
+#include "core/cpu/vector_math.h"
+#include "core/format.h"
+
+namespace potluck {
+
+namespace cpu {
+
+const char* name_of(UnaryOp op) {
+    switch (op) {
+        case UnaryOp::negate:
+            return "negate";
+        case UnaryOp::absolute:
+            return "abs";
+        case UnaryOp::sign:
+            return "sign";
+        case UnaryOp::square:
+            return "square";
+        case UnaryOp::square_root:
+            return "sqrt";
+        case UnaryOp::reciprocal_square_root:
+            return "rsqrt";
+        case UnaryOp::reciprocal:
+            return "reciprocal";
+        case UnaryOp::exponential:
+            return "exp";
+        case UnaryOp::logarithm:
+            return "log";
+        case UnaryOp::sine:
+            return "sin";
+        case UnaryOp::cosine:
+            return "cos";
+        case UnaryOp::floor:
+            return "floor";
+        case UnaryOp::ceil:
+            return "ceil";
+        case UnaryOp::round:
+            return "round";
+        case UnaryOp::error_function:
+            return "erf";
+        case UnaryOp::relu:
+            return "relu";
+        case UnaryOp::gelu:
+            return "gelu";
+        case UnaryOp::gelu_tanh:
+            return "gelu";
+        case UnaryOp::silu:
+            return "silu";
+        case UnaryOp::tanh:
+            return "tanh";
+        case UnaryOp::sigmoid:
+            return "sigmoid";
+        case UnaryOp::is_nan:
+            return "is_nan";
+        case UnaryOp::is_finite:
+            return "is_finite";
+        case UnaryOp::logical_not:
+            return "logical_not";
+    }
+    return "unary";
+}
+
+const char* name_of(BinaryOp op) {
+    switch (op) {
+        case BinaryOp::add:
+            return "add";
+        case BinaryOp::subtract:
+            return "subtract";
+        case BinaryOp::multiply:
+            return "multiply";
+        case BinaryOp::divide:
+            return "divide";
+        case BinaryOp::power:
+            return "power";
+        case BinaryOp::maximum:
+            return "maximum";
+        case BinaryOp::minimum:
+            return "minimum";
+        case BinaryOp::remainder:
+            return "remainder";
+    }
+    return "binary";
+}
+
+namespace {
+
+/// Integer arithmetic that wraps around, as unsigned numbers do; signed overflow would be undefined.
+std::uint64_t bits(std::int64_t x) { return static_cast<std::uint64_t>(x); }
+std::int64_t integer(std::uint64_t x) { return static_cast<std::int64_t>(x); }
+
+std::int64_t integer_power(std::int64_t base, std::int64_t exponent) {
+    std::uint64_t result = 1;
+    std::uint64_t factor = bits(base);
+    for (std::uint64_t e = bits(exponent); e != 0; e >>= 1) {
+        if ((e & 1U) != 0) result *= factor;
+        factor *= factor;
+    }
+    return integer(result);
+}
+
+/// The quotient rounded down, so that a == quotient * b + remainder with the sign rule of remainder.
+std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
+    if (b == -1) return integer(0 - bits(a));  // the lowest number has no positive twin: wraps
+    const std::int64_t quotient = a / b;
+    return quotient - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0);
+}
+
+std::int64_t floor_remainder(std::int64_t a, std::int64_t b) {
+    if (b == -1) return 0;
+    const std::int64_t rest = a % b;
+    return rest + ((rest != 0 && (rest < 0) != (b < 0)) ? b : 0);
+}
+
+template <class T>
+T floor_remainder(T a, T b) {
+    const T rest = std::fmod(a, b);
+    if (rest == T(0)) return std::copysign(T(0), b);
+    return (rest < T(0)) != (b < T(0)) ? rest + b : rest;
+}
+
+/// Ops that integers have too.
+template <class T>
+UnaryLoop<T> common_unary_loop(UnaryOp op) {
+    constexpr bool integral = std::is_integral_v<T>;
+    switch (op) {
+        case UnaryOp::negate:
+            return unary_loop<T>([](T x) {
+                if constexpr (integral)
+                    return integer(0 - bits(x));
+                else
+                    return -x;
+            });
+        case UnaryOp::absolute:
+            return unary_loop<T>([](T x) {
+                if constexpr (integral)
+                    return x < 0 ? integer(0 - bits(x)) : x;
+                else
+                    return std::fabs(x);
+            });
+        case UnaryOp::sign:
+            return unary_loop<T>([](T x) { return x > T(0) ? T(1) : (x < T(0) ? T(-1) : x); });
+        case UnaryOp::square:
+            return unary_loop<T>([](T x) {
+                if constexpr (integral)
+                    return integer(bits(x) * bits(x));
+                else
+                    return x * x;
+            });
+        default:
+            return nullptr;
+    }
+}
+
+template <class T>
+UnaryLoop<T> floating_unary_loop(UnaryOp op) {
+    switch (op) {
+        case UnaryOp::square_root:
+            return unary_loop<T>([](T x) { return std::sqrt(x); });
+        case UnaryOp::reciprocal_square_root:
+            return unary_loop<T>([](T x) { return T(1) / std::sqrt(x); });
+        case UnaryOp::reciprocal:
+            return unary_loop<T>([](T x) { return T(1) / x; });
+        case UnaryOp::exponential:
+            return unary_loop<T>([](T x) { return exponential(x); });
+        case UnaryOp::logarithm:
+            return unary_loop<T>([](T x) { return logarithm(x); });
+        case UnaryOp::sine:
+            return unary_loop<T>([](T x) { return std::sin(x); });
+        case UnaryOp::cosine:
+            return unary_loop<T>([](T x) { return std::cos(x); });
+        case UnaryOp::floor:
+            return unary_loop<T>([](T x) { return std::floor(x); });
+        case UnaryOp::ceil:
+            return unary_loop<T>([](T x) { return std::ceil(x); });
+        case UnaryOp::round:
+            return unary_loop<T>([](T x) { return std::nearbyint(x); });
+        case UnaryOp::error_function:
+            return unary_loop<T>([](T x) { return error_function(x); });
+        default:
+            return activation_loop<T>(op);
+    }
+}
+
+template <class T>
+UnaryLoop<T> find_unary_loop(UnaryOp op, DType dtype) {
+    UnaryLoop<T> loop = common_unary_loop<T>(op);
+    if (loop != nullptr) return loop;
+    if constexpr (std::is_integral_v<T>) {
+        if (op == UnaryOp::floor || op == UnaryOp::ceil || op == UnaryOp::round)
+            return unary_loop<T>([](T x) { return x; });
+        if (op == UnaryOp::relu) return unary_loop<T>([](T x) { return x < 0 ? 0 : x; });
+    } else {
+        loop = floating_unary_loop<T>(op);
+        if (loop != nullptr) return loop;
+    }
+    throw Error(name_of(op), fmt::format("there is no {} for {}. Convert to a floating dtype first.",
+                                         name_of(op), potluck::name_of(dtype)));
+}
+
+/// is_nan, is_finite, logical_not, on bool results.
+template <class T>
+void test_elements(UnaryOp op, const Tensor& x, Tensor& y) {
+    BlockMap<bool, T>::run(y, x, [op](bool* to, const T* from, std::int64_t n) {
+        if (op == UnaryOp::logical_not) {
+            for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] == T(0);
+        } else if (op == UnaryOp::is_nan) {
+            for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] != from[i];
+        } else {  // infinity - infinity and NaN - NaN are NaN, which differs from itself
+            for (std::int64_t i = 0; i < n; ++i) to[i] = std::is_integral_v<T> || from[i] - from[i] == T(0);
+        }
+    });
+}
+
+template <class T>
+BinaryLoop<T, T> find_binary_loop(BinaryOp op) {
+    constexpr bool integral = std::is_integral_v<T>;
+    switch (op) {
+        case BinaryOp::add:
+            return binary_loop<T, T>([](T a, T b) {
+                if constexpr (integral)
+                    return integer(bits(a) + bits(b));
+                else
+                    return a + b;
+            });
+        case BinaryOp::subtract:
+            return binary_loop<T, T>([](T a, T b) {
+                if constexpr (integral)
+                    return integer(bits(a) - bits(b));
+                else
+                    return a - b;
+            });
+        case BinaryOp::multiply:
+            return binary_loop<T, T>([](T a, T b) {
+                if constexpr (integral)
+                    return integer(bits(a) * bits(b));
+                else
+                    return a * b;
+            });
+        case BinaryOp::divide:
+            return binary_loop<T, T>([](T a, T b) {
+                if constexpr (integral)
+                    return floor_divide(a, b);
+                else
+                    return a / b;
+            });
+        case BinaryOp::power:
+            return binary_loop<T, T>([](T a, T b) {
+                if constexpr (integral)
+                    return integer_power(a, b);
+                else
+                    return std::pow(a, b);
+            });
+        case BinaryOp::maximum:  // a NaN in b fails the comparison, and so wins
+            return binary_loop<T, T>([](T a, T b) { return (a > b || a != a) ? a : b; });
+        case BinaryOp::minimum:
+            return binary_loop<T, T>([](T a, T b) { return (a < b || a != a) ? a : b; });
+        case BinaryOp::remainder:
+            return binary_loop<T, T>([](T a, T b) { return floor_remainder(a, b); });
+    }
+    throw Error("binary", "unknown operation.");
+}
+
+/// Integers have no quotient by zero and no power with a negative exponent. Looks before anything is written.
+void check_integer_operand(BinaryOp op, const Tensor& b) {
+    const bool divides = op == BinaryOp::divide || op == BinaryOp::remainder;
+    if (!divides && op != BinaryOp::power) return;
+    parallel_for(b.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
+        BlockReader<std::int64_t> reader(b);
+        for (std::int64_t first = begin; first < end; first += block_size) {
+            const std::int64_t n = std::min(block_size, end - first);
+            const std::int64_t* values = reader.read(first, n);
+            for (std::int64_t i = 0; i < n; ++i) {
+                if (divides && values[i] == 0)
+                    throw Error(name_of(op),
+                                fmt::format("the integer divisor at position {} (row-major) is 0. "
+                                            "Convert to a floating dtype to get infinities.",
+                                            first + i));
+                if (!divides && values[i] < 0)
+                    throw Error(name_of(op),
+                                fmt::format("the integer exponent at position {} (row-major) is {}, but "
+                                            "integers stay integers. Convert to a floating dtype first.",
+                                            first + i, values[i]));
+            }
+        }
+    });
+}
+
+template <class T>
+BinaryLoop<bool, T> find_compare_loop(CompareOp op) {
+    switch (op) {
+        case CompareOp::equal:
+            return binary_loop<bool, T>([](T a, T b) { return a == b; });
+        case CompareOp::not_equal:
+            return binary_loop<bool, T>([](T a, T b) { return a != b; });
+        case CompareOp::less:
+            return binary_loop<bool, T>([](T a, T b) { return a < b; });
+        case CompareOp::less_equal:
+            return binary_loop<bool, T>([](T a, T b) { return a <= b; });
+        case CompareOp::greater:
+            return binary_loop<bool, T>([](T a, T b) { return a > b; });
+        case CompareOp::greater_equal:
+            return binary_loop<bool, T>([](T a, T b) { return a >= b; });
+    }
+    throw Error("compare", "unknown operation.");
+}
+
+}  // namespace
+}  // namespace cpu
+
+void CpuBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
+    cpu::visit_compute(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        if (op == UnaryOp::is_nan || op == UnaryOp::is_finite || op == UnaryOp::logical_not)
+            cpu::test_elements<T>(op, x, y);
+        else
+            cpu::BlockMap<T, T>::run(y, x, cpu::find_unary_loop<T>(op, x.dtype()));
+    });
+}
+
+void CpuBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    cpu::visit_compute(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        if constexpr (std::is_integral_v<T>) cpu::check_integer_operand(op, b);
+        cpu::BlockMap<T, T, T>::run(y, a, b, cpu::find_binary_loop<T>(op));
+    });
+}
+
+void CpuBackend::compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    cpu::visit_compute(a.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        cpu::BlockMap<bool, T, T>::run(y, a, b, cpu::find_compare_loop<T>(op));
+    });
+}
+
+void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
+    cpu::visit_compute(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        cpu::BlockMap<T, bool, T, T>::run(
+            y, condition, a, b, [](T* to, const bool* choice, const T* yes, const T* no, std::int64_t n) {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i) to[i] = choice[i] ? yes[i] : no[i];
+            });
+    });
+}
+
+void CpuBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
+    cpu::visit_compute(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        if constexpr (std::is_integral_v<T>) {
+            const std::int64_t factor = Scalar(scale).to_int64();
+            if (static_cast<double>(factor) != scale)
+                throw Error("add_scaled",
+                            fmt::format("the scale {} is no integer, but the sum is {}. Use a floating "
+                                        "dtype.",
+                                        scale, name_of(y.dtype())));
+            cpu::BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i)
+                    to[i] = cpu::integer(cpu::bits(sum[i]) + cpu::bits(factor) * cpu::bits(add[i]));
+            });
+        } else {
+            const T factor = static_cast<T>(scale);
+            cpu::BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i) to[i] = sum[i] + factor * add[i];
+            });
+        }
+    });
+}
+
+}  // namespace potluck

@@ -1,0 +1,45 @@
+#pragma once
+
+// Loops over one block (see blocks.h) of an element-wise kernel. A kernel picks one by the op and hands it to BlockMap,
+// so that the walk over strides, dtypes and threads is compiled once for all ops.
+
+#include <cstdint>
+
+#include "core/backend.h"
+
+namespace potluck::cpu {
+
+/// y[i] = f(x[i]); y may be x.
+template <class T>
+using UnaryLoop = void (*)(T* y, const T* x, std::int64_t n);
+/// y[i] = f(a[i], b[i]); y may be a or b.
+template <class Out, class T>
+using BinaryLoop = void (*)(Out* y, const T* a, const T* b, std::int64_t n);
+
+/// The loop of a function object without state. The pragma says what the contract of BlockMap promises: element i of y
+/// depends on element i of the inputs only, even where y is one of them.
+template <class T, class Function>
+UnaryLoop<T> unary_loop(Function) {
+    return [](T* y, const T* x, std::int64_t n) {
+#pragma omp simd
+        for (std::int64_t i = 0; i < n; ++i) y[i] = Function{}(x[i]);
+    };
+}
+
+template <class Out, class T, class Function>
+BinaryLoop<Out, T> binary_loop(Function) {
+    return [](Out* y, const T* a, const T* b, std::int64_t n) {
+#pragma omp simd
+        for (std::int64_t i = 0; i < n; ++i) y[i] = Function{}(a[i], b[i]);
+    };
+}
+
+/// relu, gelu, gelu_tanh, silu, tanh, sigmoid (activation.cpp), for float and double; nullptr for any other op.
+template <class T>
+UnaryLoop<T> activation_loop(UnaryOp op);
+
+/// "exp", "gelu": the names of the public functions, for messages.
+const char* name_of(UnaryOp op);
+const char* name_of(BinaryOp op);
+
+}  // namespace potluck::cpu

@@ -1,0 +1,213 @@
+// Optimizer steps: one pass over parameter, gradient and moments, so that memory is the only limit.
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/cpu/blocks.h"
+#include "core/cpu/cpu_backend.h"
+
+namespace potluck {
+
+namespace cpu {
+namespace {
+
+/// A tensor that is read and written in place, block by block.
+template <class T>
+class InPlace {
+public:
+    explicit InPlace(Tensor& x) : reader_(x), writer_(x) {}
+
+    /// Elements [first, first + n), to be changed where they stand.
+    T* begin(std::int64_t first, std::int64_t n) {
+        const T* values = reader_.read(first, n);
+        T* to = writer_.begin(first, n);
+        if (to != values) std::copy(values, values + n, to);
+        return to;
+    }
+    void end() { writer_.end(); }
+
+private:
+    BlockReader<T> reader_;
+    BlockWriter<T> writer_;
+};
+
+template <class T>
+void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
+           Tensor& second_moment) {
+    const auto t = static_cast<double>(step.step);
+    const T beta1 = static_cast<T>(step.beta1);
+    const T beta2 = static_cast<T>(step.beta2);
+    const T rest1 = static_cast<T>(1.0 - step.beta1);
+    const T rest2 = static_cast<T>(1.0 - step.beta2);
+    // m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon), with the corrections taken out of the loop
+    const T rate = static_cast<T>(step.learning_rate / (1.0 - std::pow(step.beta1, t)));
+    const T root_correction = static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(step.beta2, t)));
+    const T epsilon = static_cast<T>(step.epsilon);
+    const T scale = static_cast<T>(step.gradient_scale);
+    const T decay = static_cast<T>(step.decoupled ? step.learning_rate * step.weight_decay : 0.0);
+    const T gradient_decay = static_cast<T>(step.decoupled ? 0.0 : step.weight_decay);
+
+    parallel_for(parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
+        InPlace<T> parameters(parameter);
+        InPlace<T> first_moments(first_moment);
+        InPlace<T> second_moments(second_moment);
+        BlockReader<T> gradients(gradient);
+        for (std::int64_t first = begin; first < end; first += block_size) {
+            const std::int64_t n = std::min(block_size, end - first);
+            T* p = parameters.begin(first, n);
+            T* m = first_moments.begin(first, n);
+            T* v = second_moments.begin(first, n);
+            const T* dp = gradients.read(first, n);
+#pragma omp simd
+            for (std::int64_t i = 0; i < n; ++i) {
+                const T g = dp[i] * scale + gradient_decay * p[i];
+                m[i] = beta1 * m[i] + rest1 * g;
+                v[i] = beta2 * v[i] + rest2 * (g * g);
+                p[i] -= decay * p[i] + rate * m[i] / (std::sqrt(v[i]) * root_correction + epsilon);
+            }
+            parameters.end();
+            first_moments.end();
+            second_moments.end();
+        }
+    });
+}
+
+template <class T>
+void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient, Tensor& momentum_or_none) {
+    const T rate = static_cast<T>(step.learning_rate);
+    const T momentum = static_cast<T>(step.momentum);
+    const T rest = static_cast<T>(1.0 - step.dampening);
+    const T decay = static_cast<T>(step.weight_decay);
+    const T scale = static_cast<T>(step.gradient_scale);
+
+    parallel_for(parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
+        InPlace<T> parameters(parameter);
+        BlockReader<T> gradients(gradient);
+        if (!momentum_or_none.defined()) {
+            for (std::int64_t first = begin; first < end; first += block_size) {
+                const std::int64_t n = std::min(block_size, end - first);
+                T* p = parameters.begin(first, n);
+                const T* dp = gradients.read(first, n);
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (dp[i] * scale + decay * p[i]);
+                parameters.end();
+            }
+            return;
+        }
+        InPlace<T> momenta(momentum_or_none);
+        for (std::int64_t first = begin; first < end; first += block_size) {
+            const std::int64_t n = std::min(block_size, end - first);
+            T* p = parameters.begin(first, n);
+            T* m = momenta.begin(first, n);
+            const T* dp = gradients.read(first, n);
+            if (step.first) {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i) m[i] = dp[i] * scale + decay * p[i];
+            } else {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i)
+                    m[i] = momentum * m[i] + rest * (dp[i] * scale + decay * p[i]);
+            }
+            if (step.nesterov) {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i)
+                    p[i] -= rate * ((dp[i] * scale + decay * p[i]) + momentum * m[i]);
+            } else {
+#pragma omp simd
+                for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * m[i];
+            }
+            parameters.end();
+            momenta.end();
+        }
+    });
+}
+
+/// measure(values, n) of each block, added up or compared by join(a, b): blocks in order within a piece, then pieces.
+template <class T, class Measure, class Join>
+double measure_all(const Tensor& x, Measure measure, Join join) {
+    std::vector<double> results(static_cast<std::size_t>((x.count() + piece_size - 1) / piece_size));
+    parallel_for(x.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
+        BlockReader<T> reader(x);
+        double result = 0.0;
+        for (std::int64_t first = begin; first < end; first += block_size) {
+            const std::int64_t n = std::min(block_size, end - first);
+            result = join(result, measure(reader.read(first, n), n));
+        }
+        results[static_cast<std::size_t>(begin / piece_size)] = result;
+    });
+    double result = 0.0;
+    for (const double of_piece : results) result = join(result, of_piece);
+    return result;
+}
+
+constexpr std::int64_t lanes = 16;
+
+template <class T>
+double block_sum_of_squares(const T* values, std::int64_t n) {
+    double partial[lanes] = {};
+    const auto add = [&](std::int64_t lane, T value) {
+        const auto wide = static_cast<double>(value);
+        partial[lane] += wide * wide;
+    };
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t j = 0; j < lanes; ++j) add(j, values[i + j]);
+    for (std::int64_t j = 0; i + j < n; ++j) add(j, values[i + j]);
+    double sum = 0.0;
+    for (const double p : partial) sum += p;
+    return sum;
+}
+
+/// The larger one; NaN wins.
+template <class T>
+T larger(T a, T b) {
+    return (b <= a || a != a) ? a : b;
+}
+
+template <class T>
+double block_largest_magnitude(const T* values, std::int64_t n) {
+    T partial[lanes] = {};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t j = 0; j < lanes; ++j) partial[j] = larger(partial[j], std::fabs(values[i + j]));
+    for (std::int64_t j = 0; i + j < n; ++j) partial[j] = larger(partial[j], std::fabs(values[i + j]));
+    T result = 0;
+    for (const T p : partial) result = larger(result, p);
+    return static_cast<double>(result);
+}
+
+}  // namespace
+}  // namespace cpu
+
+void CpuBackend::adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
+                       Tensor& second_moment) {
+    cpu::visit_floating_compute(parameter.dtype(), [&](auto zero) {
+        cpu::adamw<decltype(zero)>(step, parameter, gradient, first_moment, second_moment);
+    });
+}
+
+void CpuBackend::sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient,
+                     Tensor& momentum_or_none) {
+    cpu::visit_floating_compute(parameter.dtype(), [&](auto zero) {
+        cpu::sgd<decltype(zero)>(step, parameter, gradient, momentum_or_none);
+    });
+}
+
+double CpuBackend::sum_of_squares(const Tensor& x) {
+    return cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+        return cpu::measure_all<decltype(zero)>(
+            x, [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
+            [](double a, double b) { return a + b; });
+    });
+}
+
+double CpuBackend::largest_magnitude(const Tensor& x) {
+    return cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+        return cpu::measure_all<decltype(zero)>(
+            x, [](const auto* values, std::int64_t n) { return cpu::block_largest_magnitude(values, n); },
+            [](double a, double b) { return cpu::larger(a, b); });
+    });
+}
+
+}  // namespace potluck

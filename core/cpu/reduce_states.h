@@ -1,0 +1,232 @@
+#pragma once
+
+// What a reduction remembers of the elements it has seen. Each struct folds blocks of a row into itself (`first` is the
+// position of the block in its row), joins the state of the stretch that follows, and finishes with the result.
+// T is the compute type of x: double, float or int64.
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "core/cpu/blocks.h"
+#include "core/cpu/vector_math.h"
+
+namespace potluck::cpu {
+
+/// Independent partial results in a loop over a block, for vector instructions.
+constexpr std::int64_t lanes = 16;
+
+/// A sum in f64 that remembers what rounding cut off (Neumaier, 1974).
+struct CompensatedSum {
+    double sum = 0.0;
+    double lost = 0.0;
+
+    void add(double value) {
+        const double next = sum + value;
+        // Infinities and NaN must stay what they are: their "lost" part would be NaN.
+        if (std::isfinite(next))
+            lost += std::fabs(sum) >= std::fabs(value) ? (sum - next) + value : (value - next) + sum;
+        sum = next;
+    }
+    double value() const { return std::isfinite(sum) ? sum + lost : sum; }
+};
+
+/// The sum of transform(values[i]) of one block, in f64.
+template <class T, class Transform>
+double block_sum(const T* values, std::int64_t n, Transform transform) {
+    double partial[lanes] = {};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t j = 0; j < lanes; ++j) partial[j] += transform(static_cast<double>(values[i + j]));
+    for (std::int64_t j = 0; i + j < n; ++j) partial[j] += transform(static_cast<double>(values[i + j]));
+    for (std::int64_t width = lanes / 2; width > 0; width /= 2)
+        for (std::int64_t j = 0; j < width; ++j) partial[j] += partial[j + width];
+    return partial[0];
+}
+
+template <class T>
+struct Sum {
+    using Result = double;
+    CompensatedSum total;
+
+    void fold(const T* values, std::int64_t n, std::int64_t) {
+        total.add(block_sum(values, n, [](double x) { return x; }));
+    }
+    void join(const Sum& next) {
+        total.add(next.total.sum);
+        total.lost += next.total.lost;
+    }
+    Result finish(std::int64_t) const { return total.value(); }
+};
+
+template <>
+struct Sum<std::int64_t> {
+    using Result = std::int64_t;
+    std::uint64_t total = 0;  // wraps around
+
+    void fold(const std::int64_t* values, std::int64_t n, std::int64_t) {
+        for (std::int64_t i = 0; i < n; ++i) total += static_cast<std::uint64_t>(values[i]);
+    }
+    void join(const Sum& next) { total += next.total; }
+    Result finish(std::int64_t) const { return static_cast<std::int64_t>(total); }
+};
+
+template <class T>
+struct Mean {
+    using Result = double;
+    CompensatedSum total;
+
+    void fold(const T* values, std::int64_t n, std::int64_t) {
+        total.add(block_sum(values, n, [](double x) { return x; }));
+    }
+    void join(const Mean& next) {
+        total.add(next.total.sum);
+        total.lost += next.total.lost;
+    }
+    Result finish(std::int64_t n) const { return total.value() / static_cast<double>(n); }
+};
+
+/// Whether `candidate` takes the place of `best`. NaN beats all numbers; nothing beats a NaN.
+template <class T, bool largest>
+bool beats(T candidate, T best) {
+    if constexpr (std::is_integral_v<T>)
+        return largest ? candidate > best : candidate < best;
+    else
+        return (largest ? candidate > best : candidate < best) || (candidate != candidate && best == best);
+}
+
+/// What any element beats or equals.
+template <class T, bool largest>
+constexpr T worst() {
+    using Limits = std::numeric_limits<T>;
+    if constexpr (Limits::has_infinity)
+        return largest ? -Limits::infinity() : Limits::infinity();
+    else
+        return largest ? Limits::lowest() : Limits::max();
+}
+
+template <class T, bool largest>
+T block_extreme(const T* values, std::int64_t n) {
+    // Without branches: a NaN in x fails x <= best, and once best is NaN only the second condition could replace it.
+    const auto better = [](T best, T x) {
+        const bool keep = (largest ? x <= best : x >= best) || best != best;
+        return keep ? best : x;
+    };
+    T partial[lanes];
+    for (T& p : partial) p = worst<T, largest>();
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        for (std::int64_t j = 0; j < lanes; ++j) partial[j] = better(partial[j], values[i + j]);
+    for (std::int64_t j = 0; i + j < n; ++j) partial[j] = better(partial[j], values[i + j]);
+    for (std::int64_t j = 1; j < lanes; ++j) partial[0] = better(partial[0], partial[j]);
+    return partial[0];
+}
+
+template <class T, bool largest>
+struct Extreme {
+    using Result = T;
+    T best = worst<T, largest>();
+
+    void fold(const T* values, std::int64_t n, std::int64_t) {
+        const T candidate = block_extreme<T, largest>(values, n);
+        if (beats<T, largest>(candidate, best)) best = candidate;
+    }
+    void join(const Extreme& next) {
+        if (beats<T, largest>(next.best, best)) best = next.best;
+    }
+    Result finish(std::int64_t) const { return best; }
+};
+
+template <class T, bool largest>
+struct ExtremePlace {
+    using Result = std::int64_t;
+    T best = worst<T, largest>();
+    std::int64_t place = -1;  // none yet
+
+    void fold(const T* values, std::int64_t n, std::int64_t first) {
+        const T candidate = block_extreme<T, largest>(values, n);
+        if (place >= 0 && !beats<T, largest>(candidate, best)) return;
+        std::int64_t i = 0;
+        while (!(values[i] == candidate || (values[i] != values[i] && candidate != candidate))) ++i;
+        best = candidate;
+        place = first + i;
+    }
+    void join(const ExtremePlace& next) {
+        if (next.place >= 0 && (place < 0 || beats<T, largest>(next.best, best))) *this = next;
+    }
+    Result finish(std::int64_t) const { return place; }
+};
+
+/// log(sum(exp(x))) in one pass: the sum is kept relative to the largest element so far.
+template <class T>
+struct LogSumExp {
+    using Result = double;
+    T largest = worst<T, true>();
+    double sum = 0.0;
+
+    void fold(const T* values, std::int64_t n, std::int64_t) {
+        const T block_largest = block_extreme<T, true>(values, n);
+        if (beats<T, true>(block_largest, largest)) rescale(block_largest);
+        if (!std::isfinite(largest)) return;  // only -inf so far, or inf or NaN, which finish() hands on
+        T terms[block_size];
+        for (std::int64_t i = 0; i < n; ++i) terms[i] = exponential(values[i] - largest);
+        sum += block_sum(terms, n, [](double x) { return x; });
+    }
+    void join(const LogSumExp& next) {
+        if (beats<T, true>(next.largest, largest)) rescale(next.largest);
+        if (std::isfinite(largest))
+            sum += next.sum * std::exp(static_cast<double>(next.largest) - static_cast<double>(largest));
+    }
+    Result finish(std::int64_t) const {
+        return std::isfinite(largest) ? static_cast<double>(largest) + std::log(sum)
+                                      : static_cast<double>(largest);
+    }
+
+private:
+    void rescale(T new_largest) {
+        sum = std::isfinite(largest)
+                  ? sum * std::exp(static_cast<double>(largest) - static_cast<double>(new_largest))
+                  : 0.0;
+        largest = new_largest;
+    }
+};
+
+template <class T, bool wanted>
+struct Search {  // any: is there an element that is true; all: is there one that is false
+    using Result = bool;
+    bool found = false;
+
+    void fold(const T* values, std::int64_t n, std::int64_t) {
+        bool here = false;
+        for (std::int64_t i = 0; i < n; ++i) here |= (values[i] != T(0)) == wanted;
+        found |= here;
+    }
+    void join(const Search& next) { found |= next.found; }
+    Result finish(std::int64_t) const { return found == wanted; }
+};
+
+/// The sum of (x - center)^2, and of (x - center), which corrects for the rounding of the center.
+template <class T>
+struct SquaredDeviations {
+    double center = 0.0;
+    CompensatedSum squares;
+    CompensatedSum deviations;
+
+    void fold(const T* values, std::int64_t n, std::int64_t) {
+        squares.add(block_sum(values, n, [c = center](double x) { return (x - c) * (x - c); }));
+        deviations.add(block_sum(values, n, [c = center](double x) { return x - c; }));
+    }
+    void join(const SquaredDeviations& next) {
+        squares.add(next.squares.value());
+        deviations.add(next.deviations.value());
+    }
+    double variance(std::int64_t n, double correction) const {
+        const double count = static_cast<double>(n);
+        if (count <= correction) return std::numeric_limits<double>::quiet_NaN();
+        const double rest = deviations.value();
+        return std::fmax(0.0, squares.value() - rest * rest / count) / (count - correction);
+    }
+};
+
+}  // namespace potluck::cpu
