@@ -1,0 +1,185 @@
+#pragma once
+
+// What attention does to one tile: sizes and places, reading and writing tiles of any strides and dtype, and the scores
+// of a tile with everything that shapes them (scale, causality, mask, dropout).
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "core/backend.h"
+#include "core/cpu/blocks.h"
+#include "core/cpu/convert.h"
+#include "core/cpu/tile_product.h"
+
+namespace potluck::cpu {
+
+inline constexpr std::int64_t tile_queries = 64;
+inline constexpr std::int64_t tile_keys = 64;
+
+struct AttentionSizes {
+    AttentionSizes(const Tensor& q, const Tensor& k, const Tensor& v)
+        : batch(q.size(0)),
+          heads(q.size(1)),
+          kv_heads(k.size(1)),
+          queries(q.size(2)),
+          keys(k.size(2)),
+          head_size(q.size(3)),
+          value_size(v.size(3)),
+          group(kv_heads == 0 ? 0 : heads / kv_heads) {}
+
+    std::int64_t batch, heads, kv_heads, queries, keys, head_size, value_size;
+    std::int64_t group;  // heads that one kv head serves
+
+    std::int64_t tiles_per_head() const { return (queries + tile_queries - 1) / tile_queries; }
+    /// Tiles of queries that one kv head serves, head by head.
+    std::int64_t query_tiles() const { return group * tiles_per_head(); }
+};
+
+/// Queries [first, first + count) of one head.
+struct QueryTile {
+    std::int64_t batch, head, first, count;
+};
+struct KeyTile {
+    std::int64_t first, count;
+};
+
+/// Memory for tiles, aligned for vectors; zeros when it is to collect sums.
+template <class T>
+class TileBuffer {
+public:
+    TileBuffer() = default;
+    explicit TileBuffer(std::int64_t count, bool zeroed = false)
+        : data_(count == 0 ? nullptr
+                           : static_cast<T*>(::operator new (static_cast<std::size_t>(count) * sizeof(T),
+                                                             std::align_val_t{64}))) {
+        if (zeroed) std::fill_n(data_.get(), count, T{0});
+    }
+    T* data() const { return data_.get(); }
+
+private:
+    struct Free {
+        void operator()(T* data) const { ::operator delete (data, std::align_val_t{64}); }
+    };
+    std::unique_ptr<T[], Free> data_;
+};
+
+/// Rows of a tile, where they lie.
+template <class T>
+struct TileView {
+    const T* data;
+    std::int64_t width;  // distance of the rows
+};
+
+inline const std::byte* row_address(const Tensor& x, std::int64_t batch, std::int64_t head,
+                                    std::int64_t row) {
+    const Strides& strides = x.strides();
+    return static_cast<const std::byte*>(x.raw_data()) +
+           (batch * strides[0] + head * strides[1] + row * strides[2]) * size_of(x.dtype());
+}
+
+/// Rows [first, first + count) of x[batch, head] as a tile of `width`; what is beyond the columns of x is 0.
+template <class T>
+void load_tile(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first, std::int64_t count,
+               T* to, std::int64_t width) {
+    const std::int64_t columns = x.size(3);
+    for (std::int64_t i = 0; i < count; ++i) {
+        convert_to(to + i * width, row_address(x, batch, head, first + i), x.dtype(), x.strides()[3],
+                   columns);
+        std::fill(to + i * width + columns, to + (i + 1) * width, T{0});
+    }
+}
+
+/// The same, in place where x already lies as a tile should.
+template <class T>
+TileView<T> view_or_load(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first,
+                         std::int64_t count, T* buffer, std::int64_t width) {
+    if (x.dtype() == dtype_of<T>() && x.strides()[3] == 1 && x.size(3) == width)
+        return {reinterpret_cast<const T*>(row_address(x, batch, head, first)), x.strides()[2]};
+    load_tile(x, batch, head, first, count, buffer, width);
+    return {buffer, width};
+}
+
+template <class T>
+void store_tile(const T* from, std::int64_t width, Tensor& x, std::int64_t batch, std::int64_t head,
+                std::int64_t first, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i)
+        convert_from(from + i * width, const_cast<std::byte*>(row_address(x, batch, head, first + i)),
+                     x.dtype(), x.strides()[3], x.size(3));
+}
+
+template <class T>
+void scale_tile(T* tile, std::int64_t count, T factor) {
+    for (std::int64_t i = 0; i < count; ++i) tile[i] *= factor;
+}
+
+/// to (columns, tile_keys) = the transposed tile; the rows that are missing for whole vectors are 0.
+template <class T>
+void transpose_tile(TileView<T> from, std::int64_t rows, std::int64_t columns, T* to) {
+    constexpr std::int64_t block = 16;  // a block of both sides fits into the nearest cache lines
+    const std::int64_t padded_rows = padded<T>(rows);
+    for (std::int64_t first = 0; first < rows; first += block) {
+        const std::int64_t last = std::min(rows, first + block);
+        for (std::int64_t j = 0; j < columns; ++j)
+            for (std::int64_t i = first; i < last; ++i) to[j * tile_keys + i] = from.data[i * from.width + j];
+    }
+    for (std::int64_t j = 0; j < columns; ++j)
+        std::fill(to + j * tile_keys + rows, to + j * tile_keys + padded_rows, T{0});
+}
+
+/// The scores of tiles. Tiles of scores are (tile_queries, tile_keys).
+template <class T>
+class AttentionTiles {
+public:
+    AttentionTiles(const AttentionSizes& sizes, const Tensor& mask_or_none, const AttentionOptions& options);
+
+    const AttentionSizes sizes;
+    const std::int64_t head_width, value_width;  // padded
+    const T scale;
+
+    bool has_dropout() const { return options_.dropout > 0; }
+
+    /// Tile `index` of those that a kv head serves.
+    QueryTile query_tile(std::int64_t batch, std::int64_t kv_head, std::int64_t index) const {
+        const std::int64_t first = index % sizes.tiles_per_head() * tile_queries;
+        return {batch, kv_head * sizes.group + index / sizes.tiles_per_head(), first,
+                std::min(tile_queries, sizes.queries - first)};
+    }
+    KeyTile key_tile(std::int64_t first) const { return {first, std::min(tile_keys, sizes.keys - first)}; }
+    /// Position of a query in tensors of (batch, heads, queries).
+    std::int64_t row_index(const QueryTile& tile, std::int64_t row) const {
+        return (tile.batch * sizes.heads + tile.head) * sizes.queries + tile.first + row;
+    }
+    /// How many of the keys a query sees under causality alone.
+    std::int64_t seen(const QueryTile& tile, std::int64_t row, const KeyTile& keys) const {
+        if (!options_.causal) return keys.count;
+        const std::int64_t last_key = tile.first + row + sizes.keys - sizes.queries;  // bottom-right
+        return std::clamp(last_key + 1 - keys.first, std::int64_t{0}, keys.count);
+    }
+    bool sees_any(const QueryTile& tile, const KeyTile& keys) const {
+        return seen(tile, tile.count - 1, keys) > 0;
+    }
+
+    /// q (rows, head_width) scaled, k_transposed (head_size, tile_keys). Keys that are not seen get -inf, and so do
+    /// columns beyond keys.count.
+    void scores(const QueryTile& tile, const KeyTile& keys, const T* q, const T* k_transposed,
+                T* scores) const;
+    /// What dropout multiplies each weight with: 0 or 1 / (1 - p).
+    void dropout_factors(const QueryTile& tile, const KeyTile& keys, T* factors) const;
+    void store_dmask(const QueryTile& tile, const KeyTile& keys, const T* gradients, Tensor& dmask) const;
+
+private:
+    void apply_mask(const QueryTile& tile, std::int64_t row, const KeyTile& keys, std::int64_t count,
+                    T* scores) const;
+
+    AttentionOptions options_;
+    Tensor mask_;
+};
+
+extern template class AttentionTiles<float>;
+extern template class AttentionTiles<double>;
+
+}  // namespace potluck::cpu

@@ -1,0 +1,116 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/cpu/cpu_backend.h"
+#include "core/cpu/rows.h"
+#include "core/cpu/vector_math.h"
+
+namespace potluck {
+namespace {
+
+using namespace cpu;
+
+template <class T>
+constexpr T infinity = std::numeric_limits<T>::infinity();
+
+/// The labels as a dense array, each of them a class or ignore_index.
+std::vector<std::int64_t> checked_labels(const Tensor& labels, std::int64_t classes,
+                                         std::int64_t ignore_index) {
+    const std::vector<std::int64_t> values = read_vector<std::int64_t>(labels);
+    for (std::size_t row = 0; row < values.size(); ++row) {
+        const std::int64_t label = values[row];
+        if ((label >= 0 && label < classes) || label == ignore_index) continue;
+        throw Error("cross_entropy",
+                    fmt::format("label {} at position {} is neither a class (0..{}) nor ignore_index {}. "
+                                "Correct it, or give the rows without a label the ignore_index.",
+                                label, row, classes - 1, ignore_index));
+    }
+    return values;
+}
+
+/// The loss of one row and the logarithm of its sum of exponentials.
+template <class T>
+void row_loss(const T* x, std::int64_t classes, std::int64_t label, double smoothing, T& loss, T& logsumexp) {
+    const T largest = largest_of(x, classes);
+    const T shift = largest == -infinity<T> ? T{0} : largest;
+    const double total = sum_of<T>(classes, [&](std::int64_t i) { return exponential(x[i] - shift); });
+    if (total == 0) {  // -inf only: every class is impossible
+        loss = infinity<T>;
+        logsumexp = -infinity<T>;
+        return;
+    }
+    const double logarithm_of_total = std::log(total);
+    logsumexp = static_cast<T>(static_cast<double>(shift) + logarithm_of_total);
+    double distance = (1 - smoothing) * (static_cast<double>(shift) - static_cast<double>(x[label]));
+    if (smoothing != 0)
+        distance += smoothing / static_cast<double>(classes) *
+                    sum_of<T>(classes, [&](std::int64_t i) { return shift - x[i]; });
+    loss = static_cast<T>(logarithm_of_total + distance);
+}
+
+/// dx = dloss (softmax(x) - target), where the target is the label, smoothed.
+template <class T>
+void row_gradient(const T* x, std::int64_t classes, std::int64_t label, double smoothing, T logsumexp,
+                  T dloss, T* dx) {
+    const T shift = logsumexp == -infinity<T> ? T{0} : logsumexp;
+    const T uniform = static_cast<T>(smoothing / static_cast<double>(classes));
+    for (std::int64_t i = 0; i < classes; ++i) dx[i] = dloss * (exponential(x[i] - shift) - uniform);
+    dx[label] -= static_cast<T>(1 - smoothing) * dloss;
+}
+
+}  // namespace
+
+void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+                               Tensor& losses, Tensor& logsumexp) {
+    const std::int64_t rows = logits.size(0);
+    const std::int64_t classes = logits.size(1);
+    const std::vector<std::int64_t> label_of = checked_labels(labels, classes, options.ignore_index);
+    visit_floating_compute(logits.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        T* loss_of = losses.data<T>();
+        T* logsumexp_of = logsumexp.data<T>();
+        parallel_for(rows, rows_per_piece(classes), [&](std::int64_t first, std::int64_t last) {
+            RowReader<T> reader(logits);
+            for (std::int64_t row = first; row < last; ++row) {
+                const std::int64_t label = label_of[static_cast<std::size_t>(row)];
+                loss_of[row] = 0;
+                logsumexp_of[row] = 0;
+                if (label == options.ignore_index) continue;
+                row_loss(reader.read(row), classes, label, options.label_smoothing, loss_of[row],
+                         logsumexp_of[row]);
+            }
+        });
+    });
+}
+
+void CpuBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
+                                        const Tensor& dlosses, const CrossEntropyOptions& options,
+                                        Tensor& dlogits) {
+    const std::int64_t rows = logits.size(0);
+    const std::int64_t classes = logits.size(1);
+    const std::vector<std::int64_t> label_of = checked_labels(labels, classes, options.ignore_index);
+    visit_floating_compute(logits.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const std::vector<T> dloss_of = read_vector<T>(dlosses);
+        const std::vector<T> logsumexp_of = read_vector<T>(logsumexp);
+        parallel_for(rows, rows_per_piece(classes), [&](std::int64_t first, std::int64_t last) {
+            RowReader<T> reader(logits);
+            RowWriter<T> writer(dlogits);
+            for (std::int64_t row = first; row < last; ++row) {
+                const auto index = static_cast<std::size_t>(row);
+                T* to = writer.begin(row);
+                if (label_of[index] == options.ignore_index)
+                    std::fill_n(to, classes, T{0});
+                else
+                    row_gradient(reader.read(row), classes, label_of[index], options.label_smoothing,
+                                 logsumexp_of[index], dloss_of[index], to);
+                writer.end();
+            }
+        });
+    });
+}
+
+}  // namespace potluck

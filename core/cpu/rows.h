@@ -1,0 +1,132 @@
+#pragma once
+
+// For kernels that work along the last axis: whole rows in the compute type, and sums along them whose order is fixed.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/cpu/blocks.h"
+#include "core/cpu/convert.h"
+#include "core/tensor.h"
+
+namespace potluck::cpu {
+
+/// Rows that one thread takes at a time, so that a piece is some 16 thousand elements.
+inline std::int64_t rows_per_piece(std::int64_t width) {
+    return std::max<std::int64_t>(1, piece_size / std::max<std::int64_t>(1, width));
+}
+
+/// Reads rows along the last axis of a tensor of any strides and floating dtype as dense arrays of T (double or float).
+/// A row that already lies in memory as such is handed out in place. One object a thread and piece.
+template <class T>
+class RowReader {
+public:
+    explicit RowReader(const Tensor& x)
+        : base_(static_cast<const std::byte*>(x.raw_data())),
+          dtype_(x.dtype()),
+          element_(size_of(x.dtype())),
+          width_(x.size(-1)),
+          stride_(x.strides().back()),
+          rows_(Shape(x.shape().begin(), x.shape().end() - 1),
+                Strides(x.strides().begin(), x.strides().end() - 1)) {
+        in_place_ = dtype_ == dtype_of<T>() && (stride_ == 1 || width_ <= 1);
+        if (!in_place_) buffer_.resize(static_cast<std::size_t>(width_));
+    }
+
+    /// Valid until the next call.
+    const T* read(std::int64_t row) {
+        const std::byte* from = base_ + rows_.offset_of(row) * element_;
+        if (in_place_) return reinterpret_cast<const T*>(from);
+        convert_to(buffer_.data(), from, dtype_, stride_, width_);
+        return buffer_.data();
+    }
+
+private:
+    const std::byte* base_;
+    DType dtype_;
+    std::int64_t element_, width_, stride_;
+    Cursor rows_;
+    bool in_place_;
+    std::vector<T> buffer_;
+};
+
+/// Writes rows of a contiguous tensor of any floating dtype: `T* to = writer.begin(row); ...; writer.end();`
+template <class T>
+class RowWriter {
+public:
+    explicit RowWriter(Tensor& y)
+        : base_(static_cast<std::byte*>(y.raw_data())),
+          dtype_(y.dtype()),
+          row_bytes_(y.size(-1) * size_of(y.dtype())),
+          width_(y.size(-1)) {
+        if (dtype_ != dtype_of<T>()) buffer_.resize(static_cast<std::size_t>(width_));
+    }
+
+    /// Where to put the row. The content is undefined, unless it was handed out by the reader of the same memory.
+    T* begin(std::int64_t row) {
+        to_ = base_ + row * row_bytes_;
+        return buffer_.empty() ? reinterpret_cast<T*>(to_) : buffer_.data();
+    }
+    void end() {
+        if (!buffer_.empty()) convert_from(buffer_.data(), to_, dtype_, 1, width_);
+    }
+
+private:
+    std::byte* base_;
+    DType dtype_;
+    std::int64_t row_bytes_, width_;
+    std::byte* to_ = nullptr;
+    std::vector<T> buffer_;
+};
+
+/// The elements of a vector (such as a weight) in the compute type; empty for an undefined tensor.
+template <class T>
+std::vector<T> read_vector(const Tensor& x) {
+    if (!x.defined()) return {};
+    std::vector<T> values(static_cast<std::size_t>(x.size(0)));
+    if (!values.empty())
+        convert_to(values.data(), x.raw_data(), x.dtype(), x.strides()[0],
+                   static_cast<std::int64_t>(values.size()));
+    return values;
+}
+
+/// Partial results that are kept side by side, so that the compiler computes them in vector registers.
+inline constexpr std::int64_t lane_count = 32;
+
+/// term(0) + ... + term(n - 1), in lanes and blocks of a fixed size: never more than a few dozen terms after another
+/// in T, the blocks in double.
+template <class T, class Term>
+double sum_of(std::int64_t n, Term&& term) {
+    double total = 0;
+    for (std::int64_t first = 0; first < n; first += block_size) {
+        const std::int64_t end = std::min(n, first + block_size);
+        T lanes[lane_count] = {};
+        std::int64_t i = first;
+        for (; i + lane_count <= end; i += lane_count)
+            for (std::int64_t lane = 0; lane < lane_count; ++lane) lanes[lane] += term(i + lane);
+        for (std::int64_t lane = 0; i + lane < end; ++lane) lanes[lane] += term(i + lane);
+        for (std::int64_t half = lane_count / 2; half > 0; half /= 2)
+            for (std::int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+        total += static_cast<double>(lanes[0]);
+    }
+    return total;
+}
+
+/// The largest of n elements, where NaN does not count; -inf when there is none.
+template <class T>
+T largest_of(const T* x, std::int64_t n) {
+    T lanes[lane_count];
+    std::fill_n(lanes, lane_count, -std::numeric_limits<T>::infinity());
+    std::int64_t i = 0;
+    for (; i + lane_count <= n; i += lane_count)
+        for (std::int64_t lane = 0; lane < lane_count; ++lane)
+            lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+    for (std::int64_t lane = 0; i + lane < n; ++lane)
+        lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+    return *std::max_element(lanes, lanes + lane_count);
+}
+
+}  // namespace potluck::cpu
