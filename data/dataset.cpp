@@ -15,7 +15,9 @@ std::uint64_t first_64_bits(RandomKey key, std::uint64_t block) {
 Tensor row(const Tensor& tensor, std::int64_t index) {
     const Shape shape(tensor.shape().begin() + 1, tensor.shape().end());
     const Strides strides(tensor.strides().begin() + 1, tensor.strides().end());
-    return tensor.alias(shape, strides, tensor.offset() + index * tensor.strides()[0]);
+    // Rows of no elements have no place.
+    const std::int64_t offset = tensor.count() == 0 ? 0 : index * tensor.strides()[0];
+    return tensor.alias(shape, strides, tensor.offset() + offset);
 }
 
 }  // namespace

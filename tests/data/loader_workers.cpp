@@ -1,0 +1,190 @@
+// What can go wrong with threads: errors, items that hang, loops that are left.
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "core/factories.h"
+#include "core/memory.h"
+#include "data/loader.h"
+#include "tests/data/expect_error.h"
+
+using namespace potluck;
+using potluck::test::contains;
+using potluck::test::error_of;
+
+namespace {
+
+double seconds_of(const std::function<void()>& function) {
+    const auto start = std::chrono::steady_clock::now();
+    function();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// A door that items wait at, until the test opens it. Shared by the test and by threads that may outlive it.
+struct Door {
+    std::promise<void> promise;
+    std::shared_future<void> opened = promise.get_future().share();
+    std::atomic<int> passed = 0;
+};
+
+}  // namespace
+
+TEST_CASE("loader: the error of an item reaches the loop with its text, in place of its batch") {
+    for (int workers : {0, 1, 4}) {
+        data::Loader loader(
+            data::FunctionDataset(12,
+                                  [](std::int64_t index, RandomKey) {
+                                      if (index == 7) throw std::runtime_error("the lid does not fit");
+                                      return data::Example{tensor(static_cast<double>(index)), {}};
+                                  }),
+            {.batch = 2, .workers = workers});
+        int batches = 0;
+        const std::string text = error_of([&] {
+            for (auto [x, y] : loader) ++batches;
+        });
+        CHECK(batches == 3);
+        CHECK(contains(text, "item 7"));
+        CHECK(contains(text, "the lid does not fit"));
+        CHECK(loader.state().item == 6);
+        // It stays usable, and fails at the same place again.
+        CHECK(contains(error_of([&] { loader.next(); }), "item 7"));
+    }
+}
+
+TEST_CASE("loader: items may throw anything") {
+    for (int workers : {0, 2}) {
+        const auto text_of = [&](data::FunctionDataset::Function function) {
+            return error_of(
+                [&] { data::Loader(data::FunctionDataset(2, function), {.workers = workers}).next(); });
+        };
+        CHECK(contains(text_of([](auto, auto) -> data::Example { throw 42; }), "no std::exception"));
+        CHECK(contains(text_of([](auto, auto) -> data::Example { throw Error("soup", "too hot."); }),
+                       "[soup] too hot."));
+        data::Loader starved(
+            data::FunctionDataset(
+                2, [](auto, auto) -> data::Example { throw OutOfMemory("soup", "no pot.", 5); }),
+            {.workers = workers});
+        CHECK_THROWS_AS(starved.next(), OutOfMemory);
+    }
+}
+
+TEST_CASE("loader: an item that hangs gives an error that names it, and its thread is left behind") {
+    auto door = std::make_shared<Door>();
+    std::string text;
+    const double seconds = seconds_of([&] {
+        data::Loader loader(
+            data::FunctionDataset(16,
+                                  [door](std::int64_t index, RandomKey) {
+                                      if (index == 5) {
+                                          door->opened.wait();
+                                          ++door->passed;
+                                      }
+                                      return data::Example{tensor(static_cast<double>(index)), {}};
+                                  }),
+            {.batch = 2, .workers = 4, .timeout_seconds = 0.5});
+        int batches = 0;
+        text = error_of([&] {
+            for (auto [x, y] : loader) ++batches;
+        });
+        CHECK(batches == 2);
+    });
+    CHECK(contains(text, "item 5"));
+    CHECK(contains(text, "0.5 s"));
+    CHECK(seconds >= 0.5);
+    CHECK(seconds < 3.0);
+    // The thread still owns the dataset: let it end before the test does.
+    CHECK(door->passed == 0);
+    door->promise.set_value();
+    for (int i = 0; i < 1000 && door->passed == 0; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(door->passed == 1);
+    for (int i = 0; i < 1000 && door.use_count() > 1; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(door.use_count() == 1);
+}
+
+TEST_CASE("loader: the timeout is for one item, not for a batch, and slow items are no error") {
+    data::Loader loader(
+        data::FunctionDataset(8,
+                              [](std::int64_t index, RandomKey) {
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                                  return data::Example{tensor(static_cast<double>(index)), {}};
+                              }),
+        {.batch = 8, .workers = 1, .timeout_seconds = 0.4});
+    int batches = 0;
+    for (auto [x, y] : loader) ++batches;
+    CHECK(batches == 1);
+}
+
+TEST_CASE("loader: a loop left early and a loader destroyed with a full queue end at once") {
+    for (int workers : {1, 4, 16}) {
+        const double left = seconds_of([&] {
+            for (auto [x, y] :
+                 data::Loader(data::TensorDataset(zeros({1000, 4})), {.batch = 2, .workers = workers}))
+                break;
+        });
+        CHECK(left < 2.0);
+        const double destroyed = seconds_of([&] {
+            data::Loader loader(data::TensorDataset(zeros({1000, 4})),
+                                {.batch = 2, .workers = workers, .read_ahead = 3});
+            loader.next();
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the queue fills up
+        });
+        CHECK(destroyed < 2.0);
+    }
+}
+
+TEST_CASE("loader: left while every worker is in the middle of a long batch, it ends within its patience") {
+    auto door = std::make_shared<Door>();
+    const double seconds = seconds_of([&] {
+        data::Loader loader(
+            data::FunctionDataset(64,
+                                  [door](std::int64_t index, RandomKey) {
+                                      if (index >= 2) door->opened.wait();
+                                      return data::Example{tensor(static_cast<double>(index)), {}};
+                                  }),
+            {.batch = 2, .workers = 4});
+        loader.next();
+    });
+    CHECK(seconds < 2.0);
+    door->promise.set_value();
+    for (int i = 0; i < 1000 && door.use_count() > 1; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(door.use_count() == 1);
+}
+
+TEST_CASE("loader: workers read ahead, and no further than they may") {
+    auto fetched = std::make_shared<std::atomic<int>>(0);
+    data::Loader loader(
+        data::FunctionDataset(100,
+                              [fetched](std::int64_t index, RandomKey) {
+                                  ++*fetched;
+                                  return data::Example{tensor(static_cast<double>(index)), {}};
+                              }),
+        {.batch = 1, .workers = 2, .read_ahead = 3});
+    loader.next();
+    for (int i = 0; i < 1000 && *fetched < 7; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    CHECK(*fetched == 7);  // the one received and 2 workers times 3
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(*fetched == 7);
+}
+
+TEST_CASE("loader: what workers allocated is freed with the loader") {
+    const std::int64_t before = memory_statistics().current;
+    {
+        data::Loader loader(data::FunctionDataset(50,
+                                                  [](std::int64_t, RandomKey) {
+                                                      return data::Example{zeros({1000}), {}};
+                                                  }),
+                            {.batch = 5, .workers = 3});
+        for (int i = 0; i < 25; ++i) loader.next();
+    }
+    CHECK(memory_statistics().current == before);
+}
