@@ -1,0 +1,185 @@
+#pragma once
+
+// The op table. One row for each public function of autograd/ops/, and one place that says what is tested of it:
+//
+//   forward     every dtype of the row, against a reference in f64 on the same (rounded) inputs: values, shape, dtype
+//   gradcheck   the gradient in f64 against differences; for twice-differentiable ops also the gradient's gradient
+//   gradient    in every floating dtype of the row, against the f64 gradient on the same inputs
+//   strides     transposed, strided and broadcast inputs give what their contiguous copies give, forward and backward
+//   threads     the same bits with one thread and with two, forward and backward
+//   refusals    bad input throws an Error that names the values
+//
+// on every device of devices(). The modes are in modes.cpp; the rows stand by family in tests/ops/<family>.cpp, each
+// file giving one function that all_rows() calls. An op without a row fails the suite.
+//
+// POTLUCK_OP=name runs the modes for one op only.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace potluck::test {
+
+/// A tensor as the references see it: plain numbers in row-major order.
+struct Array {
+    Shape shape;
+    std::vector<double> values;
+};
+
+/// How an input is made. Integer dtypes get the random numbers rounded down, u8 their magnitude, bool "above 0".
+struct Input {
+    Shape shape;
+    double low = -2.0;
+    double high = 2.0;
+    std::optional<DType> dtype =
+        std::nullopt;                 // in every mode (indices, masks); otherwise the dtype under test
+    std::vector<double> values = {};  // instead of random ones
+    bool differentiable = true;
+};
+
+using Call = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+using Reference = std::function<std::vector<Array>(const std::vector<Array>&)>;
+
+/// One set of inputs, the op with its options on them, and what must come out.
+struct Case {
+    std::vector<Input> inputs;
+    Call call;
+    Reference reference = {};  // empty for random ops: their values are tested elsewhere
+    std::string note = {};     // told on failure, beside the shapes
+};
+
+/// Bad input: the call must throw an Error whose message holds every one of the texts.
+struct Refusal {
+    std::function<void()> call;
+    std::vector<std::string> texts;
+};
+
+using ResultDType = DType (*)(DType);
+DType same_dtype(DType dtype);
+DType boolean_dtype(DType dtype);
+DType i64_dtype(DType dtype);
+DType f32_dtype(DType dtype);
+/// Integers and bool give f32, floating dtypes stay.
+DType floating_result(DType dtype);
+/// Integers and bool give i64, floating dtypes stay.
+DType sum_result(DType dtype);
+/// f64 for f64, else f32: losses and statistics.
+DType statistics_dtype(DType dtype);
+
+std::vector<DType> floating_dtypes();  // f64 f32 f16 bf16
+std::vector<DType> number_dtypes();    // these and i64 i32 u8
+std::vector<DType> all_dtypes();       // these and bool
+
+struct Row {
+    std::string op;  // the public function
+    std::vector<Case> cases;
+    std::vector<DType> dtypes = floating_dtypes();
+    std::vector<ResultDType> results = {
+        same_dtype};  // of each output; the last one stands for all that follow
+    bool differentiable = true;
+    bool twice_differentiable = true;
+    double tolerance = 1.0;           // times tolerance_of(dtype)
+    double gradient_tolerance = 1.0;  // the same for gradients
+    std::vector<Refusal> refusals = {};
+};
+
+/// Values may differ by absolute + relative * |expected|.
+struct Tolerance {
+    double relative;
+    double absolute;
+};
+/// The tolerances of all ops, in one place.
+Tolerance tolerance_of(DType dtype);
+/// Whether got is expected, within the tolerance. NaN equals NaN.
+bool is_close(double got, double expected, Tolerance tolerance);
+/// An empty text when all values and the shape agree, else a line that says where they do not.
+std::string difference(const Tensor& got, const Array& expected, Tolerance tolerance);
+
+/// Where the rows are tested.
+std::vector<Device> devices();
+
+// ---- making cases ----
+
+/// From a function of tensors, `call([](const Tensor& x, const Tensor& y) { return x + y; })`, that returns a tensor,
+/// a pair of tensors, or a vector of tensors.
+inline std::vector<Tensor> as_list(Tensor x) { return {std::move(x)}; }
+inline std::vector<Tensor> as_list(std::pair<Tensor, Tensor> pair) { return {pair.first, pair.second}; }
+inline std::vector<Tensor> as_list(std::vector<Tensor> list) { return list; }
+
+template <class Function>
+Call call(Function function) {
+    return [function](const std::vector<Tensor>& x) {
+        if constexpr (std::is_invocable_v<Function, Tensor, Tensor, Tensor, Tensor>)
+            return as_list(function(x[0], x[1], x[2], x[3]));
+        else if constexpr (std::is_invocable_v<Function, Tensor, Tensor, Tensor>)
+            return as_list(function(x[0], x[1], x[2]));
+        else if constexpr (std::is_invocable_v<Function, Tensor, Tensor>)
+            return as_list(function(x[0], x[1]));
+        else
+            return as_list(function(x[0]));
+    };
+}
+/// The same for references: a function of arrays that returns one array.
+template <class Function>
+Reference reference(Function function) {
+    return [function](const std::vector<Array>& x) -> std::vector<Array> {
+        if constexpr (std::is_invocable_v<Function, Array, Array, Array, Array>)
+            return {function(x[0], x[1], x[2], x[3])};
+        else if constexpr (std::is_invocable_v<Function, Array, Array, Array>)
+            return {function(x[0], x[1], x[2])};
+        else if constexpr (std::is_invocable_v<Function, Array, Array>)
+            return {function(x[0], x[1])};
+        else
+            return {function(x[0])};
+    };
+}
+
+/// Shapes that every op of one free shape should see: scalar, empty, odd sizes, and one that several threads share.
+std::vector<Shape> usual_shapes();
+/// Pairs that broadcast.
+std::vector<std::pair<Shape, Shape>> usual_shape_pairs();
+
+// ---- naive arithmetic on arrays ----
+
+/// Indices of the element at row-major position `position`, and back.
+std::vector<std::int64_t> indices_at(const Shape& shape, std::int64_t position);
+std::int64_t position_at(const Shape& shape, const std::vector<std::int64_t>& indices);
+/// An array from its indices: values[i] = function(indices).
+Array from_indices(const Shape& shape,
+                   const std::function<double(const std::vector<std::int64_t>&)>& function);
+Array map(const Array& x, const std::function<double(double)>& function);
+Array broadcast(const Array& x, const Shape& shape);
+/// Element by element, with broadcasting.
+Array map(const Array& x, const Array& y, const std::function<double(double, double)>& function);
+/// Each slice over `axes` (none: all; negative: from the back) given to `function` in row-major order.
+Array reduce(const Array& x, const std::vector<std::int64_t>& axes, bool keep_axes,
+             const std::function<double(const std::vector<double>&)>& function);
+
+// ---- the rows, by family ----
+
+std::vector<Row> all_rows();
+
+std::vector<Row> activation_rows();
+std::vector<Row> attention_rows();
+std::vector<Row> copy_rows();
+std::vector<Row> cross_entropy_rows();
+std::vector<Row> dropout_rows();
+std::vector<Row> elementwise_rows();
+std::vector<Row> embedding_rows();
+std::vector<Row> index_rows();
+std::vector<Row> join_rows();
+std::vector<Row> matmul_rows();
+std::vector<Row> mse_loss_rows();
+std::vector<Row> norm_rows();
+std::vector<Row> reduce_rows();
+std::vector<Row> rotary_rows();
+std::vector<Row> softmax_rows();
+std::vector<Row> sort_rows();
+std::vector<Row> view_rows();
+
+}  // namespace potluck::test
