@@ -91,6 +91,10 @@ TEST_CASE("house: this tree keeps every rule") {
             CHECK_MESSAGE(faults.empty(), joined(faults));
         }
     }
+    SUBCASE("no exception without need") {
+        const Faults faults = needless_exceptions(tree);
+        CHECK_MESSAGE(faults.empty(), joined(faults));
+    }
     SUBCASE("files longer than 400 lines are reported") {
         const Faults report = long_files(tree);
         if (!report.empty()) MESSAGE("longer than 400 lines:", joined(report));
@@ -171,6 +175,18 @@ TEST_CASE("house: a planted fault is found") {
     SUBCASE("an op without tests") {
         house.remove("tests/ops/norm.cpp");
         check_one_fault(missing_twins(house.tree()), "tests/ops/norm.cpp is missing");
+    }
+    SUBCASE("a part of a family needs no twin, a stranger does") {
+        house.write("core/cpu/norm_rows.cpp", "");
+        house.write("core/cpu/normal.cpp", "");
+        check_one_fault(missing_twins(house.tree()),
+                        "core/cpu/normal.cpp: autograd/ops/normal.cpp is missing");
+    }
+    SUBCASE("an exception for a file that has its twin") {
+        house.write("core/cpu/view.cpp", "");
+        const Faults faults = needless_exceptions(house.tree());
+        CHECK(joined(faults).find("autograd/ops/view.cpp: core/cpu/view.cpp exists now") !=
+              std::string::npos);
     }
     SUBCASE("an op without a header") {
         house.remove("autograd/ops/norm.h");

@@ -1,19 +1,11 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "tests/house/tree.h"
+
 namespace potluck::house {
-
-/// The source tree as the rules see it: folders and files, relative to its root.
-struct Tree {
-    std::filesystem::path root;
-    std::vector<std::string> files;  ///< every text file that belongs to the project, sorted
-};
-
-/// Lists the files of a source tree, without build folders, run folders and version control.
-Tree read_tree(const std::filesystem::path& root);
 
 /// Each rule returns one line for every fault: "file:line: what is wrong, and what to do". Empty: all is well.
 using Faults = std::vector<std::string>;
@@ -35,6 +27,9 @@ Faults sources_not_built(const Tree& tree);
 
 /// One op family has one file name in every layer: core/cpu, autograd/ops and tests/ops.
 Faults missing_twins(const Tree& tree);
+
+/// The exceptions to the rule above (in file_rules.cpp, each with its reason) are needed.
+Faults needless_exceptions(const Tree& tree);
 
 /// Every function declared in autograd/ops/*.h has a `///` docstring.
 Faults undocumented_ops(const Tree& tree);
