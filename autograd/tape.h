@@ -28,13 +28,19 @@ public:
     /// has already freed it.
     Tensor operator[](std::size_t index) const;
     std::size_t size() const { return slots_.size(); }
-    /// Bytes kept alive by the slots (a storage shared by several counts once).
+    /// Tensor `index` when nothing else can see its memory and backward() frees it right after this op, so that the op
+    /// may write a gradient over it; else an undefined tensor. Take it before reading the slot in any other way.
+    Tensor reusable(std::size_t index) const;
+    /// The storages that the slots keep alive, each once.
+    std::vector<const Storage*> storages() const;
+    /// Their bytes.
     std::int64_t bytes() const;
 
 private:
     friend Tensor record(const char*, const Tensor&, std::vector<Tensor>, std::vector<Tensor>,
                          BackwardFunction);
     friend class Engine;
+    friend struct Node;
 
     struct Slot {
         Tensor tensor;              // without a place on the tape when it is the op's own output (no cycle)
@@ -42,8 +48,11 @@ private:
         bool is_output = false;
     };
     std::vector<Slot> slots_;
+    const Slot& checked_slot(std::size_t index) const;
+
     Node* owner_ = nullptr;
     bool freed_ = false;
+    bool freed_after_use_ = false;  // set while a backward runs that does not retain the graph
 };
 
 /// Where a backward puts the gradients of its op's inputs.
@@ -97,13 +106,20 @@ Tensor record(const char* name, const Tensor& output, std::vector<Tensor> inputs
               BackwardFunction backward);
 
 struct BackwardOptions {
-    Tensor gradient;            // of the root; undefined: 1 (the root must then have one element)
+    Tensor gradient = {};       // of the root; undefined: 1 (the root must then have one element)
     bool retain_graph = false;  // keep what was saved, so that backward can run again
     bool create_graph = false;  // record the gradients themselves (second derivatives); implies retain_graph
 };
 
 /// Adds the gradient of `root` to the grad() of every leaf it depends on. Walks the tape without recursion, in
-/// reverse order of depth, and frees what ops saved as it goes (a second run without retain_graph is an Error).
+/// reverse order of depth, and frees what ops saved, and their links to their inputs, as it goes (a second run without
+/// retain_graph is an Error). So a loss that is kept for a log keeps no graph alive.
+///
+/// The gradients appear when the whole walk is done. When an op or a hook throws, leaves without a gradient stay without
+/// one; a gradient that was there before may already hold a part of this run, so zero it before going on.
+///
+/// With create_graph a leaf's grad() is itself on the tape and refers to the leaf: dropping the gradient (set_grad({}))
+/// breaks the circle. gradients() makes no such circle.
 void backward(const Tensor& root, const BackwardOptions& options = {});
 
 /// The gradients of `root` with respect to `inputs`, without touching anybody's grad(). Undefined where root does not
@@ -111,7 +127,9 @@ void backward(const Tensor& root, const BackwardOptions& options = {});
 std::vector<Tensor> gradients(const Tensor& root, const std::vector<Tensor>& inputs,
                               const BackwardOptions& options = {});
 
-/// Runs `hook` on the gradient of `tensor` in every later backward. Throws Error when it needs no gradient.
+/// Runs `hook` on the gradient of `tensor` in every later backward, before it goes on to the ops behind or is added to
+/// grad(). Throws Error when it needs no gradient. A hook of a leaf must not hold the leaf itself (a circle that is
+/// never freed).
 void add_gradient_hook(const Tensor& tensor, GradientHook hook);
 /// Keeps the gradient of an inner tensor in its grad(), as for a leaf.
 void retain_gradient(const Tensor& tensor);

@@ -24,6 +24,8 @@ public:
     Device device() const { return device_; }
     std::int64_t bytes() const { return bytes_; }
     std::byte* data() const { return data_; }
+    /// False when the bytes are somebody else's (a mapped file, a user's array).
+    bool owns_memory() const { return !release_; }
 
     /// Grows by one with every in-place change through any view. What was saved for backward is compared with it.
     std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }

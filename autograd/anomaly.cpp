@@ -1,0 +1,76 @@
+#include "autograd/anomaly.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/backend.h"
+#include "core/format.h"
+
+namespace potluck {
+
+namespace {
+
+thread_local bool check_is_on = false;
+
+enum class Content { finite, infinite, nan };
+
+Content content_of(const Tensor& x) {
+    if (!x.defined() || !is_floating(x.dtype())) return Content::finite;
+    const double largest = backend(x.device()).largest_magnitude(x);
+    if (std::isnan(largest)) return Content::nan;
+    return std::isinf(largest) ? Content::infinite : Content::finite;
+}
+
+const char* name_of(Content content) {
+    switch (content) {
+        case Content::finite:
+            return "is finite";
+        case Content::infinite:
+            return "holds an infinity";
+        case Content::nan:
+            break;
+    }
+    return "holds a NaN";
+}
+
+}  // namespace
+
+AnomalyCheck::AnomalyCheck() noexcept : outer_(check_is_on) { check_is_on = true; }
+AnomalyCheck::~AnomalyCheck() { check_is_on = outer_; }
+bool AnomalyCheck::is_on() noexcept { return check_is_on; }
+
+namespace detail {
+
+void check_forward(const char* op, const Tensor& output, const std::vector<Tensor>& inputs) {
+    const Content result = content_of(output);
+    if (result == Content::finite) return;
+    std::string story;
+    bool finite_inputs = true;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (!inputs[i].defined()) continue;
+        const Content content = content_of(inputs[i]);
+        finite_inputs = finite_inputs && content == Content::finite;
+        story += fmt::format("{}input {} {} {}", story.empty() ? "" : "; ", i, pretty(inputs[i].shape()),
+                             name_of(content));
+    }
+    // An infinity that came in may well go out: scores masked with -inf are meant.
+    if (result == Content::infinite && !finite_inputs) return;
+    throw Error(
+        op, fmt::format("the anomaly check found that the result {} {} ({}). This is the first op that did.",
+                        pretty(output.shape()), name_of(result), story));
+}
+
+void check_backward(const char* op, std::size_t index, const Tensor& dx, const Tensor& dy) {
+    const Content result = content_of(dx);
+    if (result == Content::finite) return;
+    const Content incoming = content_of(dy);
+    if (result == Content::infinite && incoming == Content::infinite) return;
+    throw Error(
+        op, fmt::format("the anomaly check found that the gradient of input {} {} {} (the gradient of the "
+                        "result {}). This is the first backward that did.",
+                        index, pretty(dx.shape()), name_of(result), name_of(incoming)));
+}
+
+}  // namespace detail
+
+}  // namespace potluck

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// `AnomalyCheck guard;` makes this thread check the result and the gradients of every differentiable op until the end
+/// of the block. The first op that makes a NaN, or an infinity out of finite numbers, throws an Error that names it.
+/// Every check reads the whole tensor: for searching a fault, not for training.
+class AnomalyCheck {
+public:
+    AnomalyCheck() noexcept;
+    ~AnomalyCheck();
+    AnomalyCheck(const AnomalyCheck&) = delete;
+    AnomalyCheck& operator=(const AnomalyCheck&) = delete;
+
+    /// Whether a check is on in this thread.
+    static bool is_on() noexcept;
+
+private:
+    bool outer_;
+};
+
+namespace detail {
+/// Throws Error(op, ...) when `output` holds a NaN, or an infinity although all `inputs` are finite.
+void check_forward(const char* op, const Tensor& output, const std::vector<Tensor>& inputs);
+/// The same for the gradient of input `index` that the backward of `op` made from `dy`.
+void check_backward(const char* op, std::size_t index, const Tensor& dx, const Tensor& dy);
+}  // namespace detail
+
+}  // namespace potluck

@@ -1,0 +1,184 @@
+#include "autograd/ops/attention.h"
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops/copy.h"
+#include "autograd/ops/dropout_key.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/matmul.h"
+#include "autograd/ops/softmax.h"
+#include "autograd/ops/support.h"
+#include "autograd/ops/view.h"
+#include "autograd/tape.h"
+#include "core/backend.h"
+#include "core/factories.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+
+namespace {
+
+struct Sizes {
+    std::int64_t batch, heads, kv_heads, queries, keys, head_size, value_size;
+};
+
+Sizes check(const char* name, const Tensor& q, const Tensor& k, const Tensor& v, const Attention& options) {
+    for (const auto& [x, what] : {std::pair{&q, "q"}, std::pair{&k, "k"}, std::pair{&v, "v"}}) {
+        detail::require_defined(name, *x, what);
+        detail::require_floating(name, *x, what);
+        if (x->rank() != 4)
+            throw Error(name, fmt::format("{} is {}, but (batch, heads, time, size) is needed.", what,
+                                          pretty(x->shape())));
+    }
+    detail::require_same_device(name, {q, k, v, options.mask});
+    const Sizes s{q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)};
+    if (k.size(0) != s.batch || v.size(0) != s.batch || k.size(3) != s.head_size || v.size(1) != s.kv_heads ||
+        v.size(2) != s.keys)
+        throw Error(
+            name, fmt::format(
+                      "q {}, k {} and v {} do not fit: batches must agree, q and k in head size, k and v in "
+                      "heads and time.",
+                      pretty(q.shape()), pretty(k.shape()), pretty(v.shape())));
+    if (s.heads > 0 && (s.kv_heads == 0 || s.heads % s.kv_heads != 0))
+        throw Error(
+            name,
+            fmt::format("{} query heads cannot share {} key-value heads evenly. The first must be a multiple "
+                        "of the second.",
+                        s.heads, s.kv_heads));
+    if (!(options.dropout >= 0.0 && options.dropout <= 1.0))
+        throw Error(name,
+                    fmt::format("dropout is {}, but a probability in [0, 1] is needed.", options.dropout));
+    if (!std::isfinite(options.scale))
+        throw Error(name, fmt::format("scale is {}. Use a finite number.", options.scale));
+    if (options.mask.defined()) {
+        const Tensor& mask = options.mask;
+        if (mask.dtype() != DType::boolean && !is_floating(mask.dtype()))
+            throw Error(
+                name, fmt::format(
+                          "the mask is {}, but bool (true: may be seen) or floating (added to the scores) is "
+                          "needed.",
+                          mask.dtype()));
+        mask.broadcast_alias(name, {s.batch, s.heads, s.queries, s.keys});  // throws when it does not fit
+    }
+    return s;
+}
+
+double scale_of(const Attention& options, const Sizes& s) {
+    return options.scale != 0.0 || s.head_size == 0 ? options.scale
+                                                    : 1.0 / std::sqrt(static_cast<double>(s.head_size));
+}
+
+/// Numbers for one draw per attention weight. The composed form draws the same ones.
+RandomKey take_key(const Tensor& q, const Sizes& s, const Attention& options) {
+    if (options.dropout == 0.0) return {};
+    return default_generator(q.device()).take(s.batch * s.heads * s.queries * s.keys);
+}
+
+Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s, const Attention& options,
+                RandomKey key) {
+    // Each key-value head serves a group of query heads: (batch, kv_heads, group, time, size), where k and v have group 1.
+    const std::int64_t group = s.kv_heads == 0 ? 1 : s.heads / s.kv_heads;
+    const Tensor queries = reshape(q, {s.batch, s.kv_heads, group, s.queries, s.head_size});
+    Tensor scores = matmul(queries, transpose(unsqueeze(k, 2)));
+    scores = reshape(scores, {s.batch, s.heads, s.queries, s.keys}) * scale_of(options, s);
+    const double hidden = -std::numeric_limits<double>::infinity();
+    if (options.mask.defined()) {
+        if (options.mask.dtype() == DType::boolean)
+            scores = masked_fill(scores, logical_not(options.mask), hidden);
+        else
+            scores = scores + options.mask;
+    }
+    if (options.causal) {
+        const TensorOptions places{DType::i64, q.device()};
+        const Tensor last_seen = unsqueeze(arange(0, s.queries, 1, places), 1) + (s.keys - s.queries);
+        scores = masked_fill(scores, greater(arange(0, s.keys, 1, places), last_seen), hidden);
+    }
+    Tensor weights = softmax(scores);
+    if (options.dropout > 0.0) weights = detail::dropout_by_key(contiguous(weights), options.dropout, key);
+    weights = reshape(weights, {s.batch, s.kv_heads, group, s.queries, s.keys});
+    return reshape(matmul(weights, unsqueeze(v, 2)), {s.batch, s.heads, s.queries, s.value_size});
+}
+
+/// (batch, heads, time, size) whose memory is (batch, time, heads, size): joining the heads then needs no copy.
+Tensor empty_by_time(std::int64_t batch, std::int64_t heads, std::int64_t time, std::int64_t size,
+                     const Tensor& like) {
+    return detail::permuted_alias(Tensor::empty({batch, time, heads, size}, {like.dtype(), like.device()}),
+                                  {0, 2, 1, 3});
+}
+
+Tensor mask_for(const Tensor& mask, DType dtype) {
+    return mask.defined() && mask.dtype() != DType::boolean ? detail::cast(mask, dtype) : mask;
+}
+
+/// Second derivatives: the gradients of the composed form, recorded. Fresh views stand for the inputs, so that only this
+/// op is differentiated, whatever its inputs have to do with each other.
+void composed_backward(const Saved& saved, const Tensor& dy, Gradients& dx, const Sizes& s, Attention options,
+                       RandomKey key) {
+    std::vector<Tensor> inputs, wanted;
+    for (std::size_t i = 0; i < 4; ++i) {
+        const Tensor x = saved[i];
+        inputs.push_back(x.defined() && dx.wants(i) ? view(x, x.shape()) : x);
+        if (dx.wants(i)) wanted.push_back(inputs.back());
+    }
+    options.mask = inputs[3];
+    const Tensor y = composed(inputs[0], inputs[1], inputs[2], s, options, key);
+    const std::vector<Tensor> found = gradients(y, wanted, {.gradient = dy, .create_graph = true});
+    for (std::size_t i = 0, next = 0; i < 4; ++i) {
+        if (!dx.wants(i)) continue;
+        if (found[next].defined()) dx.add(i, found[next]);
+        ++next;
+    }
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const Attention& options) {
+    const char* name = "scaled_dot_product_attention";
+    const OpScope scope(name);
+    const Sizes s = check(name, q, k, v, options);
+    const DType dtype = promote(promote(q.dtype(), k.dtype()), v.dtype());
+    const AttentionOptions kernel_options{options.causal, scale_of(options, s), options.dropout,
+                                          take_key(q, s, options)};
+    const Tensor y =
+        empty_by_time(s.batch, s.heads, s.queries, s.value_size, Tensor::empty({0}, {dtype, q.device()}));
+    Tensor target = y;
+    Tensor logsumexp = Tensor::empty({s.batch, s.heads, s.queries},
+                                     {dtype == DType::f64 ? DType::f64 : DType::f32, q.device()});
+    backend(q.device())
+        .attention(detail::cast(q, dtype), detail::cast(k, dtype), detail::cast(v, dtype),
+                   mask_for(options.mask, dtype), kernel_options, target, logsumexp);
+
+    Attention kept = options;
+    kept.mask = Tensor();  // tensors live in what is saved
+    return record(name, y, {q, k, v, options.mask}, {q, k, v, options.mask, y, logsumexp},
+                  [s, kept, kernel_options](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      if (is_grad_enabled())
+                          return composed_backward(saved, dy, dx, s, kept, kernel_options.dropout_key);
+                      const DType dtype = dy.dtype();
+                      Tensor dq = empty_by_time(s.batch, s.heads, s.queries, s.head_size, dy);
+                      Tensor dk = empty_by_time(s.batch, s.kv_heads, s.keys, s.head_size, dy);
+                      Tensor dv = empty_by_time(s.batch, s.kv_heads, s.keys, s.value_size, dy);
+                      Tensor dmask;
+                      if (dx.wants(3))
+                          dmask = Tensor::empty({s.batch, s.heads, s.queries, s.keys}, {dtype, dy.device()});
+                      backend(dy.device())
+                          .attention_backward(detail::cast(saved[0], dtype), detail::cast(saved[1], dtype),
+                                              detail::cast(saved[2], dtype), mask_for(saved[3], dtype),
+                                              saved[4], saved[5], dy, kernel_options, dq, dk, dv, dmask);
+                      dx.add(0, dq);
+                      dx.add(1, dk);
+                      dx.add(2, dv);
+                      if (dmask.defined()) dx.add(3, dmask);
+                  });
+}
+
+Tensor attention_composed(const Tensor& q, const Tensor& k, const Tensor& v, const Attention& options) {
+    const OpScope scope("attention_composed");
+    const Sizes s = check("attention_composed", q, k, v, options);
+    return composed(q, k, v, s, options, take_key(q, s, options));
+}
+
+}  // namespace potluck

@@ -1,0 +1,438 @@
+#include "autograd/ops/elementwise.h"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "autograd/ops/reduce.h"
+#include "autograd/ops/support.h"
+#include "autograd/tape.h"
+#include "core/backend.h"
+#include "core/factories.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+
+using detail::as_floating;
+using detail::cast;
+using detail::keep_if;
+using detail::needs_gradient;
+using detail::scalar_like;
+using detail::scalar_tensor;
+
+namespace {
+
+void check_pair(const char* name, const Tensor& a, const Tensor& b) {
+    detail::require_defined(name, a, "the first operand");
+    detail::require_defined(name, b, "the second operand");
+    detail::require_same_device(name, {a, b});
+}
+
+/// a op b in `dtype`, broadcast, outside the tape.
+Tensor compute(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, DType dtype) {
+    check_pair(name, a, b);
+    const Shape shape = broadcast_shapes(name, a.shape(), b.shape());
+    Tensor y = Tensor::empty(shape, {dtype, a.device()});
+    backend(a.device())
+        .binary(op, cast(a, dtype).broadcast_alias(name, shape), cast(b, dtype).broadcast_alias(name, shape),
+                y);
+    return y;
+}
+
+Tensor compute(const char* name, BinaryOp op, const Tensor& a, const Tensor& b) {
+    check_pair(name, a, b);
+    return compute(name, op, a, b, promote(a.dtype(), b.dtype()));
+}
+
+Tensor compute(const char* name, UnaryOp op, const Tensor& x) {
+    detail::require_defined(name, x, "the operand");
+    Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
+    backend(x.device()).unary(op, x, y);
+    return y;
+}
+
+Tensor test(const char* name, UnaryOp op, const Tensor& x) {
+    const OpScope scope(name);
+    detail::require_defined(name, x, "the operand");
+    Tensor y = Tensor::empty(x.shape(), {DType::boolean, x.device()});
+    backend(x.device()).unary(op, x, y);
+    return y;
+}
+
+Tensor compare(const char* name, CompareOp op, const Tensor& a, const Tensor& b) {
+    const OpScope scope(name);
+    check_pair(name, a, b);
+    const Shape shape = broadcast_shapes(name, a.shape(), b.shape());
+    const DType dtype = promote(a.dtype(), b.dtype());
+    Tensor y = Tensor::empty(shape, {DType::boolean, a.device()});
+    backend(a.device())
+        .compare(op, cast(a, dtype).broadcast_alias(name, shape), cast(b, dtype).broadcast_alias(name, shape),
+                 y);
+    return y;
+}
+
+/// A gradient of zeros that takes no memory.
+Tensor no_slope(const Tensor& dy) {
+    return scalar_tensor(0.0, dy.dtype(), dy.device()).broadcast_alias("gradient", dy.shape());
+}
+
+}  // namespace
+
+// ---- arithmetic ----
+
+Tensor add(const Tensor& a, const Tensor& b) {
+    const OpScope scope("add");
+    const Tensor y = compute("add", BinaryOp::add, a, b);
+    return record("add", y, {a, b}, {}, [](const Saved&, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy);
+        dx.add(1, dy);
+    });
+}
+
+Tensor subtract(const Tensor& a, const Tensor& b) {
+    const OpScope scope("subtract");
+    const Tensor y = compute("subtract", BinaryOp::subtract, a, b);
+    return record("subtract", y, {a, b}, {}, [](const Saved&, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy);
+        if (dx.wants(1)) dx.add(1, -dy);
+    });
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b) {
+    const OpScope scope("multiply");
+    const Tensor y = compute("multiply", BinaryOp::multiply, a, b);
+    return record("multiply", y, {a, b}, {keep_if(needs_gradient(b), a), keep_if(needs_gradient(a), b)},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      if (dx.wants(0)) dx.add(0, dy * saved[1]);
+                      if (dx.wants(1)) dx.add(1, dy * saved[0]);
+                  });
+}
+
+Tensor divide(const Tensor& a, const Tensor& b) {
+    const OpScope scope("divide");
+    check_pair("divide", a, b);
+    const DType common = promote(a.dtype(), b.dtype());
+    const Tensor y = compute("divide", BinaryOp::divide, a, b, is_floating(common) ? common : DType::f32);
+    return record("divide", y, {a, b}, {keep_if(needs_gradient(b), a), b},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor b = saved[1];
+                      const Tensor slope = dy / b;
+                      dx.add(0, slope);
+                      if (dx.wants(1)) dx.add(1, -(slope * (saved[0] / b)));
+                  });
+}
+
+Tensor power(const Tensor& a, const Tensor& b) {
+    const OpScope scope("power");
+    check_pair("power", a, b);
+    const DType dtype = promote(a.dtype(), b.dtype());
+    if (!is_floating(dtype) && b.count() > 0) {
+        const auto smallest = min(cast(b, DType::i64)).item<std::int64_t>();
+        if (smallest < 0)
+            throw Error(
+                "power",
+                fmt::format("the exponents hold {}, and an integer to a negative power is no integer. "
+                            "Convert one operand with .to(DType::f32).",
+                            smallest));
+    }
+    const Tensor y = compute("power", BinaryOp::power, a, b, dtype);
+    return record("power", y, {a, b}, {a, b, keep_if(needs_gradient(b), y)},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor a = saved[0], b = saved[1];
+                      // b = 0 makes a constant, also at a = 0 where the formula would be 0 times infinity.
+                      if (dx.wants(0)) dx.add(0, dy * where(b == 0, scalar_like(dy, 0), b * power(a, b - 1)));
+                      if (dx.wants(1)) {
+                          const Tensor base =
+                              where(a == 0, scalar_like(a, 1), a);  // 0^b does not change with b
+                          dx.add(1, dy * where(a == 0, scalar_like(dy, 0), saved[2] * log(base)));
+                      }
+                  });
+}
+
+Tensor power(const Tensor& a, const Scalar& b) {
+    detail::require_defined("power", a, "the base");
+    if (b.to_double() == 2.0 && promote(a.dtype(), b) == a.dtype()) return square(a);
+    return power(a, scalar_like(a, b));
+}
+
+namespace {
+
+/// Sends `dy` to a where y came from a, else to b. y equals a in a tie, and NaN came from a when a is NaN.
+void choose_backward(const Saved& saved, const Tensor& dy, Gradients& dx) {
+    const Tensor a = saved[0], y = saved[1];
+    const Tensor zero = scalar_like(dy, 0);
+    const Tensor same = equal(a, y), broken = is_nan(a);
+    if (dx.wants(0)) dx.add(0, where(same, dy, where(broken, dy, zero)));
+    if (dx.wants(1)) dx.add(1, where(same, zero, where(broken, zero, dy)));
+}
+
+}  // namespace
+
+Tensor maximum(const Tensor& a, const Tensor& b) {
+    const OpScope scope("maximum");
+    const Tensor y = compute("maximum", BinaryOp::maximum, a, b);
+    return record("maximum", y, {a, b}, {a, y}, choose_backward);
+}
+
+Tensor minimum(const Tensor& a, const Tensor& b) {
+    const OpScope scope("minimum");
+    const Tensor y = compute("minimum", BinaryOp::minimum, a, b);
+    return record("minimum", y, {a, b}, {a, y}, choose_backward);
+}
+
+Tensor remainder(const Tensor& a, const Tensor& b) {
+    const OpScope scope("remainder");
+    if (needs_gradient(b))
+        throw Error("remainder",
+                    "the divisor requires a gradient, but the remainder has none in it. detach() it.");
+    const Tensor y = compute("remainder", BinaryOp::remainder, a, b);
+    return record("remainder", y, {a, b}, {},
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, dy); });
+}
+
+Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+Tensor operator-(const Tensor& a, const Tensor& b) { return subtract(a, b); }
+Tensor operator*(const Tensor& a, const Tensor& b) { return multiply(a, b); }
+Tensor operator/(const Tensor& a, const Tensor& b) { return divide(a, b); }
+Tensor operator+(const Tensor& a, const Scalar& b) { return add(a, scalar_like(a, b)); }
+Tensor operator-(const Tensor& a, const Scalar& b) { return subtract(a, scalar_like(a, b)); }
+Tensor operator*(const Tensor& a, const Scalar& b) { return multiply(a, scalar_like(a, b)); }
+Tensor operator/(const Tensor& a, const Scalar& b) { return divide(a, scalar_like(a, b)); }
+Tensor operator+(const Scalar& a, const Tensor& b) { return add(scalar_like(b, a), b); }
+Tensor operator-(const Scalar& a, const Tensor& b) { return subtract(scalar_like(b, a), b); }
+Tensor operator*(const Scalar& a, const Tensor& b) { return multiply(scalar_like(b, a), b); }
+Tensor operator/(const Scalar& a, const Tensor& b) { return divide(scalar_like(b, a), b); }
+Tensor operator-(const Tensor& x) { return negate(x); }
+
+// ---- functions of one tensor ----
+
+Tensor negate(const Tensor& x) {
+    const OpScope scope("negate");
+    const Tensor y = compute("negate", UnaryOp::negate, x);
+    return record("negate", y, {x}, {},
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, -dy); });
+}
+
+Tensor abs(const Tensor& x) {
+    const OpScope scope("abs");
+    const Tensor y = compute("abs", UnaryOp::absolute, x);
+    return record("abs", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy * sign(saved[0]));
+    });
+}
+
+Tensor sign(const Tensor& x) {
+    const OpScope scope("sign");
+    const Tensor y = compute("sign", UnaryOp::sign, x);
+    return record("sign", y, {x}, {},
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_slope(dy)); });
+}
+
+Tensor square(const Tensor& x) {
+    const OpScope scope("square");
+    const Tensor y = compute("square", UnaryOp::square, x);
+    return record("square", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy * (2 * saved[0]));
+    });
+}
+
+Tensor sqrt(const Tensor& x) {
+    const OpScope scope("sqrt");
+    detail::require_defined("sqrt", x, "the operand");
+    const Tensor y = compute("sqrt", UnaryOp::square_root, as_floating(x));
+    return record("sqrt", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy / (2 * saved[0]));
+    });
+}
+
+Tensor rsqrt(const Tensor& x) {
+    const OpScope scope("rsqrt");
+    detail::require_defined("rsqrt", x, "the operand");
+    const Tensor y = compute("rsqrt", UnaryOp::reciprocal_square_root, as_floating(x));
+    return record("rsqrt", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        const Tensor y = saved[0];
+        dx.add(0, dy * (-0.5 * y * square(y)));
+    });
+}
+
+Tensor reciprocal(const Tensor& x) {
+    const OpScope scope("reciprocal");
+    detail::require_defined("reciprocal", x, "the operand");
+    const Tensor y = compute("reciprocal", UnaryOp::reciprocal, as_floating(x));
+    return record("reciprocal", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, -(dy * square(saved[0])));
+    });
+}
+
+Tensor exp(const Tensor& x) {
+    const OpScope scope("exp");
+    detail::require_defined("exp", x, "the operand");
+    const Tensor y = compute("exp", UnaryOp::exponential, as_floating(x));
+    return record("exp", y, {x}, {y},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) { dx.add(0, dy * saved[0]); });
+}
+
+Tensor log(const Tensor& x) {
+    const OpScope scope("log");
+    detail::require_defined("log", x, "the operand");
+    const Tensor y = compute("log", UnaryOp::logarithm, as_floating(x));
+    return record("log", y, {x}, {x},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) { dx.add(0, dy / saved[0]); });
+}
+
+Tensor sin(const Tensor& x) {
+    const OpScope scope("sin");
+    detail::require_defined("sin", x, "the operand");
+    const Tensor y = compute("sin", UnaryOp::sine, as_floating(x));
+    return record("sin", y, {x}, {x},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) { dx.add(0, dy * cos(saved[0])); });
+}
+
+Tensor cos(const Tensor& x) {
+    const OpScope scope("cos");
+    detail::require_defined("cos", x, "the operand");
+    const Tensor y = compute("cos", UnaryOp::cosine, as_floating(x));
+    return record("cos", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, -(dy * sin(saved[0])));
+    });
+}
+
+Tensor erf(const Tensor& x) {
+    const OpScope scope("erf");
+    detail::require_defined("erf", x, "the operand");
+    const Tensor y = compute("erf", UnaryOp::error_function, as_floating(x));
+    return record("erf", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy * (2.0 * std::numbers::inv_sqrtpi * exp(-square(saved[0]))));
+    });
+}
+
+namespace {
+
+/// floor, ceil and round: integers are what they are, and steps have no slope.
+Tensor step_function(const char* name, UnaryOp op, const Tensor& x) {
+    const OpScope scope(name);
+    detail::require_defined(name, x, "the operand");
+    const Tensor y = is_floating(x.dtype()) ? compute(name, op, x) : detail::copy_of(x);
+    return record(name, y, {x}, {},
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_slope(dy)); });
+}
+
+}  // namespace
+
+Tensor floor(const Tensor& x) { return step_function("floor", UnaryOp::floor, x); }
+Tensor ceil(const Tensor& x) { return step_function("ceil", UnaryOp::ceil, x); }
+Tensor round(const Tensor& x) { return step_function("round", UnaryOp::round, x); }
+
+Tensor is_nan(const Tensor& x) { return test("is_nan", UnaryOp::is_nan, x); }
+Tensor is_finite(const Tensor& x) { return test("is_finite", UnaryOp::is_finite, x); }
+Tensor logical_not(const Tensor& x) { return test("logical_not", UnaryOp::logical_not, x); }
+
+// ---- comparisons ----
+
+Tensor equal(const Tensor& a, const Tensor& b) { return compare("equal", CompareOp::equal, a, b); }
+Tensor not_equal(const Tensor& a, const Tensor& b) {
+    return compare("not_equal", CompareOp::not_equal, a, b);
+}
+Tensor less(const Tensor& a, const Tensor& b) { return compare("less", CompareOp::less, a, b); }
+Tensor less_equal(const Tensor& a, const Tensor& b) {
+    return compare("less_equal", CompareOp::less_equal, a, b);
+}
+Tensor greater(const Tensor& a, const Tensor& b) { return compare("greater", CompareOp::greater, a, b); }
+Tensor greater_equal(const Tensor& a, const Tensor& b) {
+    return compare("greater_equal", CompareOp::greater_equal, a, b);
+}
+Tensor operator==(const Tensor& a, const Tensor& b) { return equal(a, b); }
+Tensor operator!=(const Tensor& a, const Tensor& b) { return not_equal(a, b); }
+Tensor operator<(const Tensor& a, const Tensor& b) { return less(a, b); }
+Tensor operator<=(const Tensor& a, const Tensor& b) { return less_equal(a, b); }
+Tensor operator>(const Tensor& a, const Tensor& b) { return greater(a, b); }
+Tensor operator>=(const Tensor& a, const Tensor& b) { return greater_equal(a, b); }
+Tensor operator==(const Tensor& a, const Scalar& b) { return equal(a, scalar_like(a, b)); }
+Tensor operator!=(const Tensor& a, const Scalar& b) { return not_equal(a, scalar_like(a, b)); }
+Tensor operator<(const Tensor& a, const Scalar& b) { return less(a, scalar_like(a, b)); }
+Tensor operator<=(const Tensor& a, const Scalar& b) { return less_equal(a, scalar_like(a, b)); }
+Tensor operator>(const Tensor& a, const Scalar& b) { return greater(a, scalar_like(a, b)); }
+Tensor operator>=(const Tensor& a, const Scalar& b) { return greater_equal(a, scalar_like(a, b)); }
+
+// ---- choosing ----
+
+namespace {
+
+void require_condition(const char* name, const Tensor& condition, const char* what) {
+    detail::require_defined(name, condition, what);
+    if (condition.dtype() != DType::boolean)
+        throw Error(name, fmt::format("{} is {} {}, but bool is needed. Compare it with something: x != 0.",
+                                      what, condition.dtype(), pretty(condition.shape())));
+}
+
+/// where, outside the tape; a and b have one dtype.
+Tensor choose(const char* name, const Tensor& condition, const Tensor& a, const Tensor& b,
+              const Shape& shape) {
+    Tensor y = Tensor::empty(shape, {a.dtype(), a.device()});
+    backend(a.device())
+        .where(condition.broadcast_alias(name, shape), a.broadcast_alias(name, shape),
+               b.broadcast_alias(name, shape), y);
+    return y;
+}
+
+}  // namespace
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+    const OpScope scope("where");
+    require_condition("where", condition, "the condition");
+    check_pair("where", a, b);
+    detail::require_same_device("where", {condition, a});
+    const Shape shape =
+        broadcast_shapes("where", condition.shape(), broadcast_shapes("where", a.shape(), b.shape()));
+    const DType dtype = promote(a.dtype(), b.dtype());
+    const Tensor y = choose("where", condition, cast(a, dtype), cast(b, dtype), shape);
+    return record("where", y, {condition, a, b}, {condition},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor zero = scalar_like(dy, 0);
+                      if (dx.wants(1)) dx.add(1, where(saved[0], dy, zero));
+                      if (dx.wants(2)) dx.add(2, where(saved[0], zero, dy));
+                  });
+}
+
+Tensor clamp(const Tensor& x, double low, double high) {
+    const OpScope scope("clamp");
+    detail::require_defined("clamp", x, "the operand");
+    if (!(low <= high))
+        throw Error("clamp",
+                    fmt::format("the lower limit {} is not below the upper limit {}. Swap them.", low, high));
+    Scalar lower = low, upper = high;
+    if (!is_floating(x.dtype())) {  // the integers that lie between the limits
+        lower = Scalar(std::ceil(low)).to_int64();
+        upper = Scalar(std::floor(high)).to_int64();
+        if (lower.to_int64() > upper.to_int64())
+            throw Error("clamp", fmt::format("no integer lies between {} and {}.", low, high));
+    }
+    // Integers are compared in 64 bits: a limit may lie outside of the narrow dtype.
+    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
+    const Tensor raised =
+        compute("clamp", BinaryOp::maximum, cast(x, dtype), full({}, lower, {dtype, x.device()}));
+    Tensor y = raised;
+    backend(x.device())
+        .binary(BinaryOp::minimum, raised,
+                full({}, upper, {dtype, x.device()}).broadcast_alias("clamp", x.shape()), y);
+    return record("clamp", cast(y, x.dtype()), {x}, {x},
+                  [low, high](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor x = saved[0], zero = scalar_like(dy, 0);
+                      dx.add(0, where(x < low, zero, where(x > high, zero, dy)));
+                  });
+}
+
+Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value) {
+    const OpScope scope("masked_fill");
+    detail::require_defined("masked_fill", x, "x");
+    require_condition("masked_fill", mask, "the mask");
+    detail::require_same_device("masked_fill", {x, mask});
+    const Tensor filling = full({}, value, {x.dtype(), x.device()});
+    const Tensor y = choose("masked_fill", mask, filling, x, x.shape());
+    return record("masked_fill", y, {x}, {mask}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        dx.add(0, where(saved[0], scalar_like(dy, 0), dy));
+    });
+}
+
+}  // namespace potluck

@@ -1,0 +1,132 @@
+// Changes in place: the members of Tensor that end in an underscore. They are never recorded. What may have been saved
+// for backward learns of them by the version of the storage.
+
+#include "autograd/grad_mode.h"
+#include "autograd/ops/copy.h"
+#include "autograd/ops/support.h"
+#include "core/backend.h"
+#include "core/factories.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+
+namespace {
+
+void require_changeable(const char* name, const Tensor& target) {
+    detail::require_defined(name, target, "the tensor");
+    if (is_grad_enabled() && target.requires_grad())
+        throw Error(
+            name,
+            fmt::format(
+                "the tensor {} is on the tape, and a change in place is not recorded: its gradient would "
+                "be wrong. Compute a new tensor, or change it under NoGrad.",
+                pretty(target.shape())));
+    if (detail::overlaps_itself(target))
+        throw Error(
+            name,
+            fmt::format("the tensor {} is a broadcast view: several of its elements are one place in memory. "
+                        "Change a clone().",
+                        pretty(target.shape())));
+}
+
+/// The bytes that a tensor reaches in its storage: [first, last).
+std::pair<std::int64_t, std::int64_t> reach(const Tensor& x) {
+    std::int64_t last = x.offset();
+    for (std::size_t i = 0; i < x.shape().size(); ++i) last += (x.shape()[i] - 1) * x.strides()[i];
+    return {x.offset() * size_of(x.dtype()), (last + 1) * size_of(x.dtype())};
+}
+
+/// Whether writing to `target` element by element could change elements of `source` that are read later.
+bool overlap(const Tensor& target, const Tensor& source) {
+    if (target.storage() != source.storage() || target.count() == 0 || source.count() == 0) return false;
+    const bool same_place = target.offset() == source.offset() && target.strides() == source.strides() &&
+                            target.shape() == source.shape() && target.dtype() == source.dtype();
+    if (same_place) return false;
+    const auto [a_first, a_last] = reach(target);
+    const auto [b_first, b_last] = reach(source);
+    return a_first < b_last && b_first < a_last;
+}
+
+/// `source` in the target's shape and in `dtype`, and safe to read while the target changes.
+Tensor operand(const char* name, const Tensor& target, const Tensor& source, DType dtype) {
+    if (is_grad_enabled() && source.requires_grad())
+        throw Error(
+            name,
+            fmt::format(
+                "the other tensor {} is on the tape, and a change in place is not recorded: no gradient "
+                "would reach it. detach() it, or work under NoGrad.",
+                pretty(source.shape())));
+    const Tensor converted = detail::cast(source, dtype);
+    const Tensor safe = overlap(target, converted) ? detail::copy_of(converted) : converted;
+    return safe.broadcast_alias(name, target.shape());
+}
+
+}  // namespace
+
+const Tensor& Tensor::fill_(const Scalar& value) const {
+    const OpScope scope("fill_");
+    require_changeable("fill_", *this);
+    Tensor target = detach();
+    potluck::backend(device()).fill(target, value);
+    storage()->bump_version();
+    return *this;
+}
+
+const Tensor& Tensor::copy_(const Tensor& source) const {
+    const OpScope scope("copy_");
+    require_changeable("copy_", *this);
+    detail::require_defined("copy_", source, "the other tensor");
+    const Tensor from =
+        operand("copy_", *this, source.device() == device() ? source : source.to(device()), source.dtype());
+    Tensor target = detach();
+    potluck::backend(device()).copy(from, target);
+    storage()->bump_version();
+    return *this;
+}
+
+const Tensor& Tensor::add_(const Tensor& other, double scale) const {
+    const OpScope scope("add_");
+    require_changeable("add_", *this);
+    detail::require_defined("add_", other, "the other tensor");
+    detail::require_same_device("add_", {*this, other});
+    Tensor target = detach();
+    if (is_floating(dtype())) {
+        const Tensor x = operand("add_", *this, other, is_floating(other.dtype()) ? other.dtype() : dtype());
+        potluck::backend(device()).add_scaled(x, scale, target);
+    } else {
+        if (scale != static_cast<double>(Scalar(scale).to_int64()))
+            throw Error("add_",
+                        fmt::format("the scale {} is no integer, but the tensor is {}.", scale, dtype()));
+        Tensor x = operand("add_", *this, other, dtype());
+        if (scale != 1.0) {
+            Tensor product = Tensor::empty(shape(), {dtype(), device()});
+            const Tensor factor = full({}, Scalar(scale).to_int64(), {dtype(), device()});
+            potluck::backend(device()).binary(BinaryOp::multiply, x, factor.broadcast_alias("add_", shape()),
+                                              product);
+            x = product;
+        }
+        potluck::backend(device()).binary(BinaryOp::add, detach(), x, target);
+    }
+    storage()->bump_version();
+    return *this;
+}
+
+const Tensor& Tensor::mul_(const Tensor& other) const {
+    const OpScope scope("mul_");
+    require_changeable("mul_", *this);
+    detail::require_defined("mul_", other, "the other tensor");
+    detail::require_same_device("mul_", {*this, other});
+    const Tensor x = operand("mul_", *this, other, dtype());
+    Tensor target = detach();
+    potluck::backend(device()).binary(BinaryOp::multiply, detach(), x, target);
+    storage()->bump_version();
+    return *this;
+}
+
+const Tensor& Tensor::mul_(const Scalar& factor) const {
+    detail::require_defined("mul_", *this, "the tensor");
+    return mul_(full({}, factor, {dtype(), device()}));
+}
+
+}  // namespace potluck

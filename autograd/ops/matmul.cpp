@@ -1,0 +1,185 @@
+#include "autograd/ops/matmul.h"
+
+#include "autograd/ops/reduce.h"
+#include "autograd/ops/support.h"
+#include "autograd/ops/view.h"
+#include "autograd/tape.h"
+#include "core/backend.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+
+using detail::as_rows;
+using detail::cast;
+using detail::keep_if;
+using detail::needs_gradient;
+using detail::transposed_alias;
+
+namespace {
+
+/// Adds the product a b, seen in the shape of input `index`, to that input's gradient. Without a temporary when some
+/// gradient is already there.
+void add_product(Gradients& dx, std::size_t index, const Tensor& a, const Tensor& b, const Shape& shape) {
+    const DType dtype = promote(a.dtype(), b.dtype());
+    Shape product(a.shape().begin(), a.shape().end() - 1);
+    product.push_back(b.size(-1));
+    Backend& device = backend(a.device());
+    if (const Tensor sum = dx.existing(index); sum.defined() && sum.dtype() == dtype &&
+                                               sum.shape() == shape &&
+                                               element_count(product) == sum.count()) {
+        Tensor seen = sum.alias(product, contiguous_strides(product), sum.offset());
+        device.matmul(cast(a, dtype), cast(b, dtype), seen, /*accumulate=*/true);
+        return;
+    }
+    Tensor y = Tensor::empty(product, {dtype, a.device()});
+    device.matmul(cast(a, dtype), cast(b, dtype), y, /*accumulate=*/false);
+    dx.add(index, element_count(shape) == y.count() ? detail::reshaped(y, shape) : y);
+}
+
+/// (.., m, k) x (.., k, n), both with two axes or more.
+Tensor matrix_product(const Tensor& a, const Tensor& b) {
+    detail::require_same_device("matmul", {a, b});
+    const DType dtype = promote(a.dtype(), b.dtype());
+    if (dtype == DType::boolean)
+        throw Error("matmul", "bool tensors have no product. Convert one with .to(DType::f32).");
+    if (a.size(-1) != b.size(-2))
+        throw Error("matmul",
+                    fmt::format("inner sizes differ: {} x {}.{}", pretty(a.shape()), pretty(b.shape()),
+                                a.size(-1) == b.size(-1)   ? " Did you mean to transpose the second?"
+                                : a.size(-2) == b.size(-2) ? " Did you mean to transpose the first?"
+                                                           : " The last size of the first must be the "
+                                                             "last but one of the second."));
+    const Tensor left = cast(a, dtype), right = cast(b, dtype);
+    const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
+    const Shape a_batch(a.shape().begin(), a.shape().end() - 2),
+        b_batch(b.shape().begin(), b.shape().end() - 2);
+    Shape batch = broadcast_shapes("matmul", a_batch, b_batch);
+    const auto with = [](Shape shape, std::int64_t rows, std::int64_t columns) {
+        shape.push_back(rows);
+        shape.push_back(columns);
+        return shape;
+    };
+    const Shape shape = with(batch, m, n);
+    Tensor y = Tensor::empty(shape, {dtype, a.device()});
+
+    // One matrix on the right: all batches on the left are rows of one product, if they lie evenly.
+    const Shape rows{element_count(a_batch) * m, k};
+    const bool folds =
+        b.rank() == 2 && a.rank() > 2 && detail::view_strides(a.shape(), a.strides(), rows).has_value();
+    if (folds) {
+        Tensor flat = y.alias({rows[0], n}, {n, 1}, 0);
+        backend(a.device()).matmul(detail::reshaped(left, rows), right, flat, false);
+    } else {
+        backend(a.device())
+            .matmul(left.broadcast_alias("matmul", with(batch, m, k)),
+                    right.broadcast_alias("matmul", with(batch, k, n)), y, false);
+    }
+    return record("matmul", y, {a, b}, {keep_if(needs_gradient(b), a), keep_if(needs_gradient(a), b)},
+                  [batch, a_shape = a.shape(), b_shape = b.shape(), with](const Saved& saved,
+                                                                          const Tensor& dy, Gradients& dx) {
+                      if (is_grad_enabled()) {
+                          if (dx.wants(0)) dx.add(0, matmul(dy, transpose(saved[1])));
+                          if (dx.wants(1)) dx.add(1, matmul(transpose(saved[0]), dy));
+                          return;
+                      }
+                      // Batches that share the right matrix are rows of one product in both gradients.
+                      const bool shared = b_shape.size() == 2;
+                      const auto whole = [&](const Tensor& x) {  // with all batches
+                          return x.broadcast_alias("matmul", with(batch, x.size(-2), x.size(-1)));
+                      };
+                      if (dx.wants(0)) {
+                          const Tensor right = transposed_alias(saved[1]);
+                          if (shared)
+                              add_product(dx, 0, as_rows(dy), right, a_shape);
+                          else
+                              add_product(dx, 0, dy, whole(right), a_shape);
+                      }
+                      if (dx.wants(1)) {
+                          const Tensor left = saved[0];
+                          if (shared)
+                              add_product(dx, 1, transposed_alias(as_rows(left)), as_rows(dy), b_shape);
+                          else
+                              add_product(dx, 1, transposed_alias(whole(left)), dy, b_shape);
+                      }
+                  });
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+    const OpScope scope("matmul");
+    detail::require_defined("matmul", a, "the first operand");
+    detail::require_defined("matmul", b, "the second operand");
+    if (a.rank() == 0 || b.rank() == 0)
+        throw Error("matmul",
+                    fmt::format("a tensor without axes has no matrix product: {} x {}. Use * to scale.",
+                                pretty(a.shape()), pretty(b.shape())));
+    if (a.rank() > 1 && b.rank() > 1) return matrix_product(a, b);
+    if (a.rank() == 1 && b.rank() == 1) return reshape(matrix_product(unsqueeze(a, 0), unsqueeze(b, 1)), {});
+    if (a.rank() == 1) return squeeze(matrix_product(unsqueeze(a, 0), b), -2);
+    return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const OpScope scope("linear");
+    detail::require_defined("linear", x, "x");
+    detail::require_defined("linear", weight, "the weight");
+    detail::require_same_device("linear", {x, weight, bias});
+    detail::require_rank("linear", x, "x", 1);
+    if (weight.rank() != 2 || weight.size(1) != x.size(-1))
+        throw Error("linear", fmt::format("x {} needs a weight (out, {}), but it is {}.{}", pretty(x.shape()),
+                                          x.size(-1), pretty(weight.shape()),
+                                          weight.rank() == 2 && weight.size(0) == x.size(-1)
+                                              ? " Did you mean to transpose it?"
+                                              : ""));
+    const std::int64_t out = weight.size(0);
+    if (bias.defined() && bias.shape() != Shape{out})
+        throw Error("linear", fmt::format("the weight {} needs a bias ({}), but it is {}.",
+                                          pretty(weight.shape()), out, pretty(bias.shape())));
+    DType dtype = promote(x.dtype(), weight.dtype());
+    if (bias.defined()) dtype = promote(dtype, bias.dtype());
+    if (dtype == DType::boolean)
+        throw Error("linear", "bool tensors have no product. Convert one with .to(DType::f32).");
+
+    const Tensor rows = cast(as_rows(x), dtype);
+    Shape shape = x.shape();
+    shape.back() = out;
+    Tensor y = Tensor::empty({rows.size(0), out}, {dtype, x.device()});
+    // The bias is laid down first and the product is added to it: one rounding, also in half types.
+    if (bias.defined()) backend(x.device()).copy(bias.broadcast_alias("linear", y.shape()), y);
+    backend(x.device()).matmul(rows, transposed_alias(cast(weight, dtype)), y, bias.defined());
+    y = y.alias(shape, contiguous_strides(shape), 0);
+
+    return record("linear", y, {x, weight, bias},
+                  {keep_if(needs_gradient(weight), x), keep_if(needs_gradient(x), weight)},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      if (is_grad_enabled()) {
+                          const Tensor dy_rows = reshape(dy, {-1, dy.size(-1)});
+                          if (dx.wants(0)) dx.add(0, matmul(dy, saved[1]));
+                          if (dx.wants(1)) {
+                              const Tensor x = saved[0];
+                              dx.add(1, matmul(transpose(dy_rows), reshape(x, {-1, x.size(-1)})));
+                          }
+                          if (dx.wants(2)) dx.add(2, sum(dy_rows, {0}));
+                          return;
+                      }
+                      const Tensor dy_rows = as_rows(dy);  // (rows, out)
+                      if (dx.wants(0)) {
+                          Shape shape = dy.shape();
+                          shape.back() = saved[1].size(1);
+                          add_product(dx, 0, dy_rows, saved[1], shape);
+                      }
+                      if (dx.wants(1))
+                          add_product(dx, 1, transposed_alias(dy_rows), as_rows(saved[0]),
+                                      {dy.size(-1), saved[0].size(-1)});
+                      if (dx.wants(2)) {
+                          // A product with ones would round half types on the way; reduce() sums them in f32.
+                          Tensor total = Tensor::empty({dy.size(-1)}, {dy.dtype(), dy.device()});
+                          backend(dy.device()).reduce(ReduceOp::sum, transposed_alias(dy_rows), 1, total);
+                          dx.add(2, total);
+                      }
+                  });
+}
+
+}  // namespace potluck

@@ -1,0 +1,35 @@
+#include "autograd/ops/mse_loss.h"
+
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/reduce.h"
+#include "autograd/ops/support.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+
+Tensor mse_loss(const Tensor& prediction, const Tensor& target, Reduction reduction) {
+    const OpScope scope("mse_loss");
+    detail::require_defined("mse_loss", prediction, "the prediction");
+    detail::require_defined("mse_loss", target, "the target");
+    if (prediction.shape() != target.shape())
+        throw Error(
+            "mse_loss",
+            fmt::format("the prediction {} and the target {} differ in shape. Reshape one: broadcasting "
+                        "would compare everything with everything.",
+                        pretty(prediction.shape()), pretty(target.shape())));
+    const Tensor difference = prediction - target;
+    const Tensor losses =
+        square(is_floating(difference.dtype()) ? difference : detail::as_floating(difference));
+    switch (reduction) {
+        case Reduction::none:
+            return losses;
+        case Reduction::sum:
+            return sum(losses);
+        case Reduction::mean:
+            break;
+    }
+    return mean(losses);
+}
+
+}  // namespace potluck

@@ -1,0 +1,284 @@
+#include "autograd/ops/reduce.h"
+
+#include <cmath>
+#include <limits>
+
+#include "autograd/ops/copy.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/index.h"
+#include "autograd/ops/support.h"
+#include "autograd/ops/view.h"
+#include "autograd/tape.h"
+#include "core/backend.h"
+#include "core/factories.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+
+using detail::scalar_like;
+
+namespace {
+
+/// Which axes of a shape are reduced, and the shapes that follow.
+struct Plan {
+    Axes order;           // the kept axes, then the reduced ones
+    Axes inverse;         // the place of each axis in `order`
+    std::int64_t count;   // how many axes are reduced
+    Shape kept;           // shape without the reduced axes
+    Shape with_ones;      // shape with the reduced axes as size 1
+    std::int64_t merged;  // elements that make one
+};
+
+Plan plan_of(const char* name, const Tensor& x, const Axes& axes) {
+    detail::require_defined(name, x, "the operand");
+    const std::int64_t rank = x.rank();
+    std::vector<bool> reduced(static_cast<std::size_t>(rank), axes.empty());
+    for (const std::int64_t axis : axes) {
+        const auto at = static_cast<std::size_t>(normalize_axis(name, axis, rank));
+        if (reduced[at])
+            throw Error(
+                name, fmt::format("axis {} is named twice in {} for the shape {}. Name each axis once.", axis,
+                                  fmt::join(axes, ", "), pretty(x.shape())));
+        reduced[at] = true;
+    }
+    Plan plan{{}, Axes(static_cast<std::size_t>(rank)), 0, {}, x.shape(), 1};
+    Axes last;
+    for (std::size_t axis = 0; axis < reduced.size(); ++axis) {
+        if (reduced[axis]) {
+            last.push_back(static_cast<std::int64_t>(axis));
+            plan.with_ones[axis] = 1;
+            plan.merged *= x.shape()[axis];
+        } else {
+            plan.order.push_back(static_cast<std::int64_t>(axis));
+            plan.kept.push_back(x.shape()[axis]);
+        }
+    }
+    plan.count = static_cast<std::int64_t>(last.size());
+    plan.order.insert(plan.order.end(), last.begin(), last.end());
+    for (std::size_t i = 0; i < plan.order.size(); ++i)
+        plan.inverse[static_cast<std::size_t>(plan.order[i])] = static_cast<std::int64_t>(i);
+    return plan;
+}
+
+/// Runs the kernel; the result is outside the tape and has the shape that the caller asked for.
+Tensor compute(ReduceOp op, const Tensor& x, const Plan& plan, DType dtype, bool keep_axes) {
+    Tensor y = Tensor::empty(plan.kept, {dtype, x.device()});
+    backend(x.device()).reduce(op, detail::permuted_alias(x, plan.order), plan.count, y);
+    return keep_axes ? detail::reshaped(y, plan.with_ones) : y;
+}
+
+void require_elements(const char* name, const Tensor& x, const Plan& plan) {
+    if (plan.merged == 0 && element_count(plan.kept) > 0)
+        throw Error(
+            name,
+            fmt::format("the shape {} has no elements to choose from. Check the axes, or that the tensor is "
+                        "not empty.",
+                        pretty(x.shape())));
+}
+
+/// `dy` (or another result of the reduction) stretched over the reduced axes again.
+Tensor stretched(const Tensor& dy, const Plan& plan, const Shape& shape) {
+    return expand(reshape(dy, plan.with_ones), shape);
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
+    const OpScope scope("sum");
+    const Plan plan = plan_of("sum", x, axes);
+    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
+    const Tensor y = compute(ReduceOp::sum, x, plan, dtype, keep_axes);
+    return record("sum", y, {x}, {},
+                  [plan, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
+                      dx.add(0, stretched(dy, plan, shape));
+                  });
+}
+
+Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) {
+    const OpScope scope("mean");
+    const Plan plan = plan_of("mean", x, axes);
+    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::f32;
+    const Tensor y = compute(ReduceOp::mean, x, plan, dtype, keep_axes);
+    return record("mean", y, {x}, {},
+                  [plan, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
+                      dx.add(0, stretched(dy * (1.0 / static_cast<double>(plan.merged)), plan, shape));
+                  });
+}
+
+namespace {
+
+/// max and min: the gradient goes to the first place, which the forward remembers (one index a result).
+Tensor extreme(const char* name, ReduceOp op, ReduceOp place, const Tensor& x, const Axes& axes,
+               bool keep_axes) {
+    const OpScope scope(name);
+    const Plan plan = plan_of(name, x, axes);
+    require_elements(name, x, plan);
+    const Tensor y = compute(op, x, plan, x.dtype(), keep_axes);
+    Tensor places;
+    if (detail::needs_gradient(x)) places = compute(place, x, plan, DType::i64, false);
+    return record(name, y, {x}, {places},
+                  [plan, shape = x.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      // (results, merged): one row for each result
+                      const std::int64_t results = element_count(plan.kept);
+                      const Tensor rows =
+                          scatter_add(zeros({results, plan.merged}, {dy.dtype(), dy.device()}), 1,
+                                      reshape(saved[0], {results, 1}), reshape(dy, {results, 1}));
+                      Shape permuted;
+                      for (const std::int64_t axis : plan.order)
+                          permuted.push_back(shape[static_cast<std::size_t>(axis)]);
+                      dx.add(0, permute(reshape(rows, permuted), plan.inverse));
+                  });
+}
+
+Tensor place_of(const char* name, ReduceOp op, const Tensor& x, const Axes& axes, bool keep_axis) {
+    const OpScope scope(name);
+    const Plan plan = plan_of(name, x, axes);
+    require_elements(name, x, plan);
+    return compute(op, x, plan, DType::i64, keep_axis);
+}
+
+Tensor test(const char* name, ReduceOp op, const Tensor& x, const Axes& axes, bool keep_axes) {
+    const OpScope scope(name);
+    return compute(op, x, plan_of(name, x, axes), DType::boolean, keep_axes);
+}
+
+}  // namespace
+
+Tensor max(const Tensor& x, const Axes& axes, bool keep_axes) {
+    return extreme("max", ReduceOp::max, ReduceOp::argmax, x, axes, keep_axes);
+}
+Tensor min(const Tensor& x, const Axes& axes, bool keep_axes) {
+    return extreme("min", ReduceOp::min, ReduceOp::argmin, x, axes, keep_axes);
+}
+
+Tensor argmax(const Tensor& x) { return place_of("argmax", ReduceOp::argmax, x, {}, false); }
+Tensor argmax(const Tensor& x, std::int64_t axis, bool keep_axis) {
+    return place_of("argmax", ReduceOp::argmax, x, {axis}, keep_axis);
+}
+Tensor argmin(const Tensor& x) { return place_of("argmin", ReduceOp::argmin, x, {}, false); }
+Tensor argmin(const Tensor& x, std::int64_t axis, bool keep_axis) {
+    return place_of("argmin", ReduceOp::argmin, x, {axis}, keep_axis);
+}
+
+namespace {
+
+Tensor compute_variance(const Tensor& x, const Plan& plan, double correction, bool keep_axes) {
+    Tensor mean = Tensor::empty(plan.kept, {x.dtype(), x.device()});
+    Tensor variance = Tensor::empty(plan.kept, {x.dtype(), x.device()});
+    backend(x.device())
+        .variance(detail::permuted_alias(x, plan.order), plan.count, correction, mean, variance);
+    return keep_axes ? detail::reshaped(variance, plan.with_ones) : variance;
+}
+
+void require_correction(const char* name, double correction) {
+    if (!(correction >= 0.0) || !std::isfinite(correction))
+        throw Error(name,
+                    fmt::format("the correction is {}. Use 1 (unbiased) or 0 (population).", correction));
+}
+
+/// x minus its mean over the reduced axes, in f32 or better: a large mean leaves nothing of a difference in half types.
+Tensor centred(const Tensor& given, const Plan& plan) {
+    const Axes reduced(plan.order.end() - plan.count, plan.order.end());
+    const Tensor x = to(given, promote(given.dtype(), DType::f32));
+    return reduced.empty() ? x - x : x - mean(x, reduced, /*keep_axes=*/true);
+}
+
+}  // namespace
+
+Tensor var(const Tensor& given, const Axes& axes, double correction, bool keep_axes) {
+    const OpScope scope("var");
+    detail::require_defined("var", given, "the operand");
+    require_correction("var", correction);
+    const Plan plan = plan_of("var", given, axes);
+    const Tensor y = compute_variance(detail::as_floating(given), plan, correction, keep_axes);
+    return record("var", y, {given}, {given},
+                  [plan, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor x = saved[0];
+                      const double factor = 2.0 / (static_cast<double>(plan.merged) - correction);
+                      dx.add(0, stretched(dy * factor, plan, x.shape()) * centred(x, plan));
+                  });
+}
+
+Tensor stddev(const Tensor& given, const Axes& axes, double correction, bool keep_axes) {
+    const OpScope scope("stddev");
+    detail::require_defined("stddev", given, "the operand");
+    require_correction("stddev", correction);
+    const Plan plan = plan_of("stddev", given, axes);
+    Tensor y = compute_variance(detail::as_floating(given), plan, correction, keep_axes);
+    backend(y.device()).unary(UnaryOp::square_root, y, y);
+    return record("stddev", y, {given}, {given, y},
+                  [plan, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor x = saved[0], y = saved[1];
+                      // d y / d x = (x - mean) / ((n - correction) y), and 0 where all elements are the same
+                      const Tensor flat = y == 0;
+                      const Tensor safe = where(flat, scalar_like(y, 1), y);
+                      const Tensor slope = where(flat, scalar_like(dy, 0), dy / safe);
+                      const double factor = 1.0 / (static_cast<double>(plan.merged) - correction);
+                      dx.add(0, stretched(slope * factor, plan, x.shape()) * centred(x, plan));
+                  });
+}
+
+namespace {
+
+Tensor euclidean_norm(const Tensor& given, const Axes& axes, bool keep_axes) {
+    const Plan plan = plan_of("norm", given, axes);
+    const Tensor x = detail::as_floating(given);
+    // The squares of half types leave their range: they are taken in f32.
+    const DType inner = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    Tensor squares = Tensor::empty(x.shape(), {inner, x.device()});
+    backend(x.device()).unary(UnaryOp::square, detail::cast(x, inner), squares);
+    Tensor root = compute(ReduceOp::sum, squares, plan, inner, keep_axes);
+    backend(x.device()).unary(UnaryOp::square_root, root, root);
+    const Tensor y = detail::cast(root, x.dtype());
+    return record("norm", y, {given}, {given, y},
+                  [plan](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor x = saved[0], y = saved[1];
+                      const Tensor flat = y == 0;
+                      const Tensor safe = where(flat, scalar_like(y, 1), y);
+                      const Tensor slope = where(flat, scalar_like(dy, 0), dy / safe);
+                      dx.add(0, stretched(slope, plan, x.shape()) * x);
+                  });
+}
+
+}  // namespace
+
+Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
+    const OpScope scope("norm");
+    detail::require_defined("norm", x, "the operand");
+    if (p == 1.0) return sum(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
+    if (p == 2.0) return euclidean_norm(x, axes, keep_axes);
+    if (p == std::numeric_limits<double>::infinity())
+        return max(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
+    throw Error("norm", fmt::format("p is {}. Use 1, 2 or infinity.", p));
+}
+
+Tensor logsumexp(const Tensor& given, const Axes& axes, bool keep_axes) {
+    const OpScope scope("logsumexp");
+    detail::require_defined("logsumexp", given, "the operand");
+    const Plan plan = plan_of("logsumexp", given, axes);
+    const Tensor x = detail::as_floating(given);
+    const Tensor y = compute(ReduceOp::logsumexp, x, plan, x.dtype(), keep_axes);
+    return record("logsumexp", y, {given}, {given, y},
+                  [plan](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor x = saved[0], y = saved[1];
+                      // Where everything is -inf the weights are exp(-inf - 0) = 0 instead of exp(-inf + inf).
+                      const Tensor empty = y == -std::numeric_limits<double>::infinity();
+                      const Tensor safe = where(empty, scalar_like(y, 0), y);
+                      dx.add(0, stretched(dy, plan, x.shape()) * exp(x - stretched(safe, plan, x.shape())));
+                  });
+}
+
+Tensor any(const Tensor& x, const Axes& axes, bool keep_axes) {
+    return test("any", ReduceOp::any, x, axes, keep_axes);
+}
+Tensor all(const Tensor& x, const Axes& axes, bool keep_axes) {
+    return test("all", ReduceOp::all, x, axes, keep_axes);
+}
+
+// ---- shorthands ----
+
+Tensor Tensor::sum() const { return potluck::sum(*this); }
+Tensor Tensor::mean() const { return potluck::mean(*this); }
+
+}  // namespace potluck
