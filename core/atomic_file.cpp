@@ -37,7 +37,7 @@ AtomicFile::AtomicFile(std::string op, const std::string& path)
     : op_(std::move(op)), path_(path), target_(behind_links(path)) {
     if (path.empty()) throw Error(op_, "the path to write is empty.");
     folder_ = std::filesystem::path(target_).parent_path().string();
-    if (folder_.empty()) folder_ = ".";
+    if (folder_.empty()) folder_.push_back('.');
     struct stat existing {};
     if (stat(target_.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode))
         throw Error(op_, fmt::format("{} exists and is no ordinary file. Choose another path.", path));

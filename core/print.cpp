@@ -103,12 +103,12 @@ struct Sides {
     std::string whole, fraction;
 };
 
-Sides positional(double value, DType dtype) {
+Sides positional(double value, DType dtype, int most_digits = most_fraction_digits) {
     const Decimal decimal = shortest_decimal(value, dtype);
     const auto digits = static_cast<int>(decimal.digits.size());
     Sides sides;
-    if (digits - decimal.exponent > most_fraction_digits) {
-        const std::string text = fmt::format("{:.{}f}", value, most_fraction_digits);
+    if (digits - decimal.exponent > most_digits) {
+        const std::string text = fmt::format("{:.{}f}", value, most_digits);
         const std::size_t point = text.find('.');
         sides = {text.substr(0, point), text.substr(point + 1)};
         while (!sides.fraction.empty() && sides.fraction.back() == '0') sides.fraction.pop_back();
@@ -131,17 +131,13 @@ Sides positional(double value, DType dtype) {
     return sides;
 }
 
-struct Scientific {
-    std::string whole, fraction, exponent;  // "-1", "25", "-07"
-};
+/// "-1.250e-07" with so many digits behind the point.
+std::string scientific(double value, int fraction_digits) {
+    return fmt::format("{:#.{}e}", value, fraction_digits);
+}
 
-Scientific scientific(double value, DType dtype, std::size_t most_digits) {
-    Decimal decimal = shortest_decimal(value, dtype);
-    if (decimal.digits.size() > most_digits + 1)
-        decimal = parse_scientific(fmt::format("{:.{}e}", value, most_digits));
-    const int exponent = decimal.digits == "0" ? 0 : decimal.exponent - 1;
-    return {(decimal.negative ? "-" : "") + decimal.digits.substr(0, 1), decimal.digits.substr(1),
-            fmt::format("{}{:02}", exponent < 0 ? '-' : '+', std::abs(exponent))};
+int fraction_digits_of(double value, DType dtype) {
+    return static_cast<int>(shortest_decimal(value, dtype).digits.size()) - 1;
 }
 
 std::string special(double value) {
@@ -149,7 +145,14 @@ std::string special(double value) {
     return value < 0 ? "-inf" : "inf";
 }
 
-std::vector<std::string> as_words(const std::vector<double>& values, DType dtype) {
+/// From here on not all digits before the point are true ones.
+double largest_true_digits(DType dtype) {
+    if (dtype == DType::f64) return 1e16;
+    return dtype == DType::f32 ? 1e6 : 1e3;
+}
+
+/// Whether an array with these numbers is easier to read as 1.5e+07.
+bool needs_exponents(const std::vector<double>& values, DType dtype) {
     double largest = 0.0;
     double smallest = HUGE_VAL;
     for (const double value : values) {
@@ -157,58 +160,67 @@ std::vector<std::string> as_words(const std::vector<double>& values, DType dtype
         largest = std::max(largest, std::fabs(value));
         smallest = std::min(smallest, std::fabs(value));
     }
-    const bool exponents =
-        largest >= 1e8 || (largest > 0.0 && (smallest < 1e-4 || largest / smallest > 1000.0));
+    if (largest == 0.0) return false;
+    return largest >= (dtype == DType::f64 ? 1e8 : largest_true_digits(dtype)) || smallest < 1e-4 ||
+           largest / smallest > 1000.0;
+}
 
+/// Equally many digits behind the point and in the exponent. What is not finite stays empty.
+std::vector<std::string> scientific_words(const std::vector<double>& values, DType dtype) {
+    int digits = 0;
+    for (const double value : values)
+        if (std::isfinite(value)) digits = std::max(digits, fraction_digits_of(value, dtype));
+    digits = std::min(digits, most_fraction_digits);
+    std::vector<std::string> words(values.size());
+    std::size_t exponent_digits = 2;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        if (!std::isfinite(values[i])) continue;
+        words[i] = scientific(values[i], digits);
+        exponent_digits = std::max(exponent_digits, words[i].size() - words[i].find('e') - 2);
+    }
+    for (std::string& word : words)
+        if (!word.empty())
+            word.insert(word.find('e') + 2, exponent_digits + word.find('e') + 2 - word.size(), '0');
+    return words;
+}
+
+/// Decimal points one above the other. What is not finite stays empty.
+std::vector<std::string> positional_words(const std::vector<double>& values, DType dtype) {
     std::size_t left = 0;
     std::size_t right = 0;
-    std::vector<std::string> words(values.size());
     std::vector<Sides> sides(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
         if (!std::isfinite(values[i])) continue;
-        if (exponents) {
-            const Scientific parts = scientific(values[i], dtype, most_fraction_digits);
-            sides[i] = {parts.whole, parts.fraction};
-            words[i] = parts.exponent;
-        } else {
-            sides[i] = positional(values[i], dtype);
-        }
+        sides[i] = positional(values[i], dtype);
         left = std::max(left, sides[i].whole.size());
         right = std::max(right, sides[i].fraction.size());
     }
-    std::size_t exponent_width = 0;
-    if (exponents)
-        for (const std::string& exponent : words)
-            exponent_width = std::max(exponent_width, exponent.size() + 1);
-    std::size_t width = left + 1 + right + exponent_width;
+    std::vector<std::string> words(values.size());
     for (std::size_t i = 0; i < values.size(); ++i)
-        if (!std::isfinite(values[i])) width = std::max(width, special(values[i]).size());
-    left = width - 1 - right - exponent_width;
-
-    for (std::size_t i = 0; i < values.size(); ++i) {
-        if (!std::isfinite(values[i])) {
-            words[i] = fmt::format("{:>{}}", special(values[i]), width);
-        } else if (exponents) {
-            const std::string exponent = words[i];
-            const std::string padding(exponent_width - 1 - exponent.size(),
-                                      '0');  // after the sign: e+05, e+105
-            words[i] = fmt::format("{:>{}}.{:0<{}}e{}{}{}", sides[i].whole, left, sides[i].fraction, right,
-                                   exponent[0], padding, exponent.substr(1));
-        } else {
+        if (std::isfinite(values[i]))
             words[i] = fmt::format("{:>{}}.{:<{}}", sides[i].whole, left, sides[i].fraction, right);
-        }
-    }
+    return words;
+}
+
+void align_right(std::vector<std::string>& words) {
+    std::size_t width = 0;
+    for (const std::string& word : words) width = std::max(width, word.size());
+    for (std::string& word : words) word.insert(0, width - word.size(), ' ');
+}
+
+std::vector<std::string> as_words(const std::vector<double>& values, DType dtype) {
+    std::vector<std::string> words =
+        needs_exponents(values, dtype) ? scientific_words(values, dtype) : positional_words(values, dtype);
+    for (std::size_t i = 0; i < values.size(); ++i)
+        if (!std::isfinite(values[i])) words[i] = special(values[i]);
+    align_right(words);
     return words;
 }
 
 std::vector<std::string> as_words(const std::vector<std::int64_t>& values) {
-    std::size_t width = 0;
     std::vector<std::string> words;
-    for (const std::int64_t value : values) {
-        words.push_back(std::to_string(value));
-        width = std::max(width, words.back().size());
-    }
-    for (std::string& word : words) word.insert(0, width - word.size(), ' ');
+    for (const std::int64_t value : values) words.push_back(std::to_string(value));
+    align_right(words);
     return words;
 }
 
@@ -222,19 +234,10 @@ std::vector<std::string> as_words(const std::vector<bool>& values) {
 std::string scalar_text(double value, DType dtype) {
     if (!std::isfinite(value)) return special(value);
     const double magnitude = std::fabs(value);
-    if (magnitude != 0.0 && (magnitude < 1e-4 || magnitude >= 1e16)) {
-        const Scientific parts = scientific(value, dtype, 17);
-        return parts.whole + (parts.fraction.empty() ? "" : "." + parts.fraction) + "e" + parts.exponent;
-    }
-    const Decimal decimal = shortest_decimal(value, dtype);
-    const auto digits = static_cast<int>(decimal.digits.size());
-    if (decimal.exponent >= digits) {
-        const std::string zeros(static_cast<std::size_t>(decimal.exponent - digits), '0');
-        return (decimal.negative ? "-" : "") + decimal.digits + zeros + ".0";
-    }
-    const std::string text =
-        fmt::format("{:.{}f}", value, decimal.digits == "0" ? 1 : digits - decimal.exponent);
-    return text;
+    if (magnitude != 0.0 && (magnitude < 1e-4 || magnitude >= largest_true_digits(dtype)))
+        return fmt::format("{:.{}e}", value, fraction_digits_of(value, dtype));
+    const Sides sides = positional(value, dtype, 24);
+    return sides.whole + "." + (sides.fraction.empty() ? "0" : sides.fraction);
 }
 
 // ---- the layout: brackets, lines, gaps ----
