@@ -28,12 +28,14 @@ constexpr Exception without_op[] = {
     {"core/cpu/random.cpp", "fills the tensors of core/factories, which have no gradient"},
 };
 constexpr Exception without_kernel[] = {
+    {"autograd/ops/dropout.cpp", "its kernel stands beside the random numbers, in core/cpu/random.cpp"},
     {"autograd/ops/join.cpp", "copies into views"},
     {"autograd/ops/mse_loss.cpp", "composed of other ops"},
     {"autograd/ops/view.cpp", "views compute no element"},
 };
 // Not an op: no kernel, no header of its own kind, and tried through the ops that call it.
 constexpr Exception not_an_op[] = {
+    {"autograd/ops/inplace.cpp", "the members of Tensor that change it in place"},
     {"autograd/ops/support.cpp", "the checks that all ops share"},
 };
 
