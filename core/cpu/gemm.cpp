@@ -1,0 +1,151 @@
+#include "core/cpu/gemm.h"
+
+#include <omp.h>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <memory>
+
+#if POTLUCK_ONEDNN
+#include <oneapi/dnnl/dnnl.h>
+#endif
+
+#include "core/error.h"
+
+namespace potluck::cpu {
+namespace {
+
+// Both libraries spread a product over threads when they are called outside a parallel region, and then cut the sums
+// by the number of threads: other bits on another machine. Held to one thread, they do what the caller's tiles say.
+class OneThread {
+public:
+    OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+    ~OneThread() { omp_set_num_threads(before_); }
+    OneThread(const OneThread&) = delete;
+    OneThread& operator=(const OneThread&) = delete;
+
+private:
+    int before_;
+};
+
+// Libraries want one axis without gaps, and the other's stride at least as long as that axis.
+template <class T>
+bool is_row_major(const Matrix<T>& x) {
+    return (x.column_stride == 1 || x.columns == 1) && (x.row_stride >= x.columns || x.rows == 1);
+}
+
+template <class T>
+std::int64_t leading_stride(const Matrix<T>& row_major) {
+    return row_major.rows == 1 ? row_major.columns : row_major.row_stride;
+}
+
+template <class T>
+using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+template <class T>
+auto map(const Matrix<const T>& row_major) {
+    return Eigen::Map<const RowMajor<T>, 0, Eigen::OuterStride<>>(
+        row_major.data, row_major.rows, row_major.columns, Eigen::OuterStride<>(leading_stride(row_major)));
+}
+
+template <class T>
+void eigen_gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, bool accumulate) {
+    Eigen::Map<RowMajor<T>, 0, Eigen::OuterStride<>> result(c.data, c.rows, c.columns,
+                                                            Eigen::OuterStride<>(leading_stride(c)));
+    const auto store = [&](const auto& left, const auto& right) {
+        if (accumulate)
+            result.noalias() += left * right;
+        else
+            result.noalias() = left * right;
+    };
+    const bool a_rows = is_row_major(a), b_rows = is_row_major(b);
+    if (a_rows && b_rows)
+        store(map(a), map(b));
+    else if (a_rows)
+        store(map(a), map(b.transposed()).transpose());
+    else if (b_rows)
+        store(map(a.transposed()).transpose(), map(b));
+    else
+        store(map(a.transposed()).transpose(), map(b.transposed()).transpose());
+}
+
+#if POTLUCK_ONEDNN
+void library_gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
+                  bool accumulate) {
+    const bool a_rows = is_row_major(a), b_rows = is_row_major(b);
+    const dnnl_status_t status = dnnl_sgemm(
+        a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', c.rows, c.columns, a.columns, 1.0F, a.data,
+        leading_stride(a_rows ? a : a.transposed()), b.data, leading_stride(b_rows ? b : b.transposed()),
+        accumulate ? 1.0F : 0.0F, c.data, leading_stride(c));
+    if (status == dnnl_out_of_memory) {
+        throw OutOfMemory("matmul", "oneDNN found no memory for its packed operands.", 0);
+    }
+    if (status != dnnl_success) throw Error("matmul", "oneDNN refused the product.");
+}
+#else
+void library_gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
+                  bool accumulate) {
+    eigen_gemm(a, b, c, accumulate);
+}
+#endif
+
+void library_gemm(const Matrix<const double>& a, const Matrix<const double>& b, const Matrix<double>& c,
+                  bool accumulate) {
+    eigen_gemm(a, b, c, accumulate);
+}
+
+// A row-major copy for the rare operand that has gaps in both axes (or repeats its elements).
+template <class T>
+Matrix<const T> packed(const Matrix<const T>& x, std::unique_ptr<T[]>& memory) {
+    if (is_row_major(x) || is_row_major(x.transposed())) return x;
+    memory = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(x.rows * x.columns));
+    for (std::int64_t i = 0; i < x.rows; ++i) {
+        for (std::int64_t j = 0; j < x.columns; ++j) {
+            memory[static_cast<std::size_t>(i * x.columns + j)] =
+                x.data[i * x.row_stride + j * x.column_stride];
+        }
+    }
+    return {memory.get(), x.rows, x.columns, x.columns, 1};
+}
+
+// Copies are made for this many elements of the inner axis at a time, to bound their memory.
+constexpr std::int64_t packed_depth = 2048;
+
+template <class T>
+void checked_gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, bool accumulate) {
+    if (c.rows == 0 || c.columns == 0) return;
+    const std::int64_t depth = a.columns;
+    if (depth == 0) {
+        if (accumulate) return;
+        for (std::int64_t i = 0; i < c.rows; ++i) std::fill_n(c.data + i * c.row_stride, c.columns, T{0});
+        return;
+    }
+    const OneThread guard;
+    const auto usable = [](const Matrix<const T>& x) {
+        return is_row_major(x) || is_row_major(x.transposed());
+    };
+    if (usable(a) && usable(b)) {
+        library_gemm(a, b, c, accumulate);
+        return;
+    }
+    for (std::int64_t first = 0; first < depth; first += packed_depth) {
+        const std::int64_t length = std::min(packed_depth, depth - first);
+        std::unique_ptr<T[]> a_memory, b_memory;
+        library_gemm(packed(a.block(0, first, a.rows, length), a_memory),
+                     packed(b.block(first, 0, length, b.columns), b_memory), c, accumulate || first > 0);
+    }
+}
+
+}  // namespace
+
+void gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
+          bool accumulate) {
+    checked_gemm(a, b, c, accumulate);
+}
+
+void gemm(const Matrix<const double>& a, const Matrix<const double>& b, const Matrix<double>& c,
+          bool accumulate) {
+    checked_gemm(a, b, c, accumulate);
+}
+
+}  // namespace potluck::cpu

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+namespace potluck::cpu {
+
+/// A matrix in memory: element (i, j) stands at data[i * row_stride + j * column_stride].
+template <class T>
+struct Matrix {
+    T* data;
+    std::int64_t rows, columns;
+    std::int64_t row_stride, column_stride;
+
+    /// The block of the given size whose first element is (row, column).
+    Matrix block(std::int64_t row, std::int64_t column, std::int64_t block_rows,
+                 std::int64_t block_columns) const {
+        return {data + row * row_stride + column * column_stride, block_rows, block_columns, row_stride,
+                column_stride};
+    }
+    Matrix transposed() const { return {data, columns, rows, column_stride, row_stride}; }
+};
+
+/// c = a b, or c += a b, computed in the calling thread alone: the building block of every kernel that holds a
+/// matrix product. a (m, k) and b (k, n) have any strides; c (m, n) has column_stride 1. k = 0 gives zeros (or leaves
+/// c as it is). The same arguments give the same bits, whatever the threads of the program.
+void gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
+          bool accumulate);
+void gemm(const Matrix<const double>& a, const Matrix<const double>& b, const Matrix<double>& c,
+          bool accumulate);
+
+}  // namespace potluck::cpu
