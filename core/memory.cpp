@@ -55,7 +55,7 @@ void* MemoryBook::allocate(std::int64_t bytes, const char* op) {
     const std::int64_t block = block_size_of(bytes);
     void* data = take_cached(block);
     if (data == nullptr) {
-        shrink_cache(std::max(high_water_ - current_ - block, std::int64_t{0}));
+        shrink_cache(footprint_limit() - live_blocks_ - block);
         data = backend_.allocate(block);
     }
     if (data == nullptr && cached_ > 0) {
@@ -65,7 +65,8 @@ void* MemoryBook::allocate(std::int64_t bytes, const char* op) {
     if (data == nullptr) throw_out_of_memory(bytes, op, false);
 
     count(op, bytes);
-    high_water_ = std::max(high_water_, current_);
+    live_blocks_ += block;
+    high_water_ = std::max(high_water_, live_blocks_);
     if (current_ > peak_) {
         peak_ = current_;
         at_peak_ = true;
@@ -86,8 +87,8 @@ void MemoryBook::free(void* data, std::int64_t bytes, const char* op) noexcept {
     count(op, -bytes);
 
     const std::int64_t block = block_size_of(bytes);
-    const std::int64_t limit = cap_ == 0 ? high_water_ : std::min(high_water_, cap_);
-    if (current_ + cached_ + block <= limit) {
+    live_blocks_ -= block;
+    if (live_blocks_ + cached_ + block <= footprint_limit()) {
         try {
             cache_[block].push_back(data);
             cached_ += block;
@@ -118,7 +119,12 @@ void* MemoryBook::take_cached(std::int64_t block) {
     return data;
 }
 
+std::int64_t MemoryBook::footprint_limit() const {
+    return cap_ == 0 ? high_water_ : std::min(high_water_, cap_);
+}
+
 void MemoryBook::shrink_cache(std::int64_t limit) noexcept {
+    limit = std::max(limit, std::int64_t{0});
     for (auto entry = cache_.begin(); entry != cache_.end() && cached_ > limit;) {
         std::vector<void*>& blocks = entry->second;
         while (!blocks.empty() && cached_ > limit) {
@@ -146,13 +152,13 @@ void MemoryBook::set_cap(std::int64_t bytes) {
         throw Error("set_memory_cap", fmt::format("{} bytes. Give a size, or 0 for no cap.", bytes));
     const std::lock_guard lock(mutex_);
     cap_ = bytes;
-    if (cap_ != 0) shrink_cache(std::max(cap_ - current_, std::int64_t{0}));
+    shrink_cache(footprint_limit() - live_blocks_);
 }
 
 void MemoryBook::release_cached() {
     const std::lock_guard lock(mutex_);
     shrink_cache(0);
-    high_water_ = current_;
+    high_water_ = live_blocks_;
 }
 
 void MemoryBook::throw_out_of_memory(std::int64_t bytes, const char* op, bool by_cap) const {

@@ -34,6 +34,8 @@ private:
 
     void count(const char* op, std::int64_t bytes);
     void* take_cached(std::int64_t block);
+    /// What live and kept blocks may take together.
+    std::int64_t footprint_limit() const;
     void shrink_cache(std::int64_t limit) noexcept;
     [[noreturn]] void throw_out_of_memory(std::int64_t bytes, const char* op, bool by_cap) const;
 
@@ -42,7 +44,8 @@ private:
     mutable std::mutex mutex_;
     std::int64_t current_ = 0;
     std::int64_t peak_ = 0;
-    std::int64_t high_water_ = 0;  // the peak that reset_peak() does not touch: what the cache may fill
+    std::int64_t live_blocks_ = 0;  // like current_, in whole blocks
+    std::int64_t high_water_ = 0;   // the most that live blocks ever took: what the cache may fill up to
     std::int64_t cap_ = 0;
     std::vector<Holding> held_;       // ops are told apart by the address of their name
     std::vector<Holding> peak_held_;  // a copy of held_ at the peak ...
