@@ -5,7 +5,7 @@
 
 #include "core/cpu/attention_tiles.h"
 #include "core/cpu/cpu_backend.h"
-#include "core/cpu/parallel.h"
+#include "core/cpu/rows.h"
 #include "core/cpu/vector_math.h"
 
 // Attention in tiles of 64 queries x 64 keys (Dao et al., "FlashAttention", 2022): the scores of a tile live in the
@@ -29,28 +29,14 @@ T shift_of(T largest_or_logsumexp) {
 
 template <class T>
 T largest_in_tile_row(const T* scores, std::int64_t width) {
-    constexpr std::int64_t lanes = vector_width<T>;
-    T largest[lanes];
-    std::copy_n(scores, lanes, largest);
-    for (std::int64_t j = lanes; j < width; j += lanes)
-        for (std::int64_t lane = 0; lane < lanes; ++lane)
-            largest[lane] = scores[j + lane] > largest[lane] ? scores[j + lane] : largest[lane];
-    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
-        for (std::int64_t lane = 0; lane < half; ++lane)
-            largest[lane] = largest[lane + half] > largest[lane] ? largest[lane + half] : largest[lane];
+    const T largest = fold_row(scores, width, [](auto a, auto b) { return a > b ? a : b; });
     // NaN is no larger than anything: it shows up in the sum of exponentials.
-    return largest[0] == largest[0] ? largest[0] : -infinity<T>;
+    return largest == largest ? largest : -infinity<T>;
 }
 
 template <class T>
 T sum_of_tile_row(const T* weights, std::int64_t width) {
-    constexpr std::int64_t lanes = vector_width<T>;
-    T sums[lanes] = {};
-    for (std::int64_t j = 0; j < width; j += lanes)
-        for (std::int64_t lane = 0; lane < lanes; ++lane) sums[lane] += weights[j + lane];
-    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
-        for (std::int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
-    return sums[0];
+    return fold_row(weights, width, [](auto a, auto b) { return a + b; });
 }
 
 // ---- forward ----
@@ -76,7 +62,7 @@ void attend(const AttentionTiles<T>& tiles, const ForwardState<T>& state, KeyTil
         T* weights = scores + i * tile_keys;
         const T largest = std::max(state.largest[i], largest_in_tile_row(weights, width));
         const T shift = shift_of(largest);
-        for (std::int64_t j = 0; j < width; ++j) weights[j] = exponential(weights[j] - shift);
+        for (std::int64_t j = 0; j < width; ++j) weights[j] = exponential_weight(weights[j] - shift);
         const T correction = largest == state.largest[i] ? T{1} : std::exp(state.largest[i] - shift);
         state.total[i] = state.total[i] * correction + sum_of_tile_row(weights, width);
         state.largest[i] = largest;
@@ -216,9 +202,10 @@ struct BackwardQueries {
         for (std::int64_t i = 0; i < tile.count; ++i) {
             const auto row = static_cast<std::size_t>(i);
             shift[row] = shift_of(logsumexp[tiles.row_index(tile, i)]);
-            dot[row] = 0;
-            for (std::int64_t j = 0; j < tiles.sizes.value_size; ++j)
-                dot[row] += dy.data[i * dy.width + j] * output.data[i * output.width + j];
+            const T* dy_row = dy.data + i * dy.width;
+            const T* y_row = output.data + i * output.width;
+            dot[row] = static_cast<T>(
+                sum_of<T>(tiles.sizes.value_size, [&](std::int64_t j) { return dy_row[j] * y_row[j]; }));
         }
         std::fill_n(dq.data(), tile.count * tiles.head_width, T{0});
     }
@@ -257,7 +244,7 @@ void score_gradients(const AttentionTiles<T>& tiles, const BackwardQueries<T>& q
         T* gradients = all_gradients + i * tile_keys;
         const T shift = queries.shift[static_cast<std::size_t>(i)];
         const T dot = queries.dot[static_cast<std::size_t>(i)];
-        for (std::int64_t j = 0; j < width; ++j) weights[j] = exponential(weights[j] - shift);
+        for (std::int64_t j = 0; j < width; ++j) weights[j] = exponential_weight(weights[j] - shift);
         if (tiles.has_dropout()) {
             const T* factors = scratch.dropout.data() + i * tile_keys;
             for (std::int64_t j = 0; j < width; ++j) {

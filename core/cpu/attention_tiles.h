@@ -116,18 +116,37 @@ void scale_tile(T* tile, std::int64_t count, T factor) {
     for (std::int64_t i = 0; i < count; ++i) tile[i] *= factor;
 }
 
+/// Four rows of four elements become four columns.
+template <class T>
+void transpose_4x4(const T* from, std::int64_t from_width, T* to, std::int64_t to_width) {
+    typedef T Four __attribute__((vector_size(4 * sizeof(T)), aligned(alignof(T)), may_alias));
+    const Four a = *reinterpret_cast<const Four*>(from);
+    const Four b = *reinterpret_cast<const Four*>(from + from_width);
+    const Four c = *reinterpret_cast<const Four*>(from + 2 * from_width);
+    const Four d = *reinterpret_cast<const Four*>(from + 3 * from_width);
+    const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    const Four cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *reinterpret_cast<Four*>(to) = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    *reinterpret_cast<Four*>(to + to_width) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    *reinterpret_cast<Four*>(to + 2 * to_width) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    *reinterpret_cast<Four*>(to + 3 * to_width) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
 /// to (columns, tile_keys) = the transposed tile; the rows that are missing for whole vectors are 0.
 template <class T>
 void transpose_tile(TileView<T> from, std::int64_t rows, std::int64_t columns, T* to) {
-    constexpr std::int64_t block = 16;  // a block of both sides fits into the nearest cache lines
-    const std::int64_t padded_rows = padded<T>(rows);
-    for (std::int64_t first = 0; first < rows; first += block) {
-        const std::int64_t last = std::min(rows, first + block);
-        for (std::int64_t j = 0; j < columns; ++j)
-            for (std::int64_t i = first; i < last; ++i) to[j * tile_keys + i] = from.data[i * from.width + j];
+    const std::int64_t even_rows = rows / 4 * 4;
+    const std::int64_t even_columns = columns / 4 * 4;
+    for (std::int64_t j = 0; j < even_columns; j += 4)
+        for (std::int64_t i = 0; i < even_rows; i += 4)
+            transpose_4x4(from.data + i * from.width + j, from.width, to + j * tile_keys + i, tile_keys);
+    for (std::int64_t j = 0; j < columns; ++j) {
+        for (std::int64_t i = j < even_columns ? even_rows : 0; i < rows; ++i)
+            to[j * tile_keys + i] = from.data[i * from.width + j];
+        std::fill(to + j * tile_keys + rows, to + j * tile_keys + padded<T>(rows), T{0});
     }
-    for (std::int64_t j = 0; j < columns; ++j)
-        std::fill(to + j * tile_keys + rows, to + j * tile_keys + padded_rows, T{0});
 }
 
 /// The scores of tiles. Tiles of scores are (tile_queries, tile_keys).

@@ -36,7 +36,7 @@ template <class T>
 void row_loss(const T* x, std::int64_t classes, std::int64_t label, double smoothing, T& loss, T& logsumexp) {
     const T largest = largest_of(x, classes);
     const T shift = largest == -infinity<T> ? T{0} : largest;
-    const double total = sum_of<T>(classes, [&](std::int64_t i) { return exponential(x[i] - shift); });
+    const double total = sum_of<T>(classes, [&](std::int64_t i) { return exponential_weight(x[i] - shift); });
     if (total == 0) {  // -inf only: every class is impossible
         loss = infinity<T>;
         logsumexp = -infinity<T>;
@@ -57,7 +57,7 @@ void row_gradient(const T* x, std::int64_t classes, std::int64_t label, double s
                   T dloss, T* dx) {
     const T shift = logsumexp == -infinity<T> ? T{0} : logsumexp;
     const T uniform = static_cast<T>(smoothing / static_cast<double>(classes));
-    for (std::int64_t i = 0; i < classes; ++i) dx[i] = dloss * (exponential(x[i] - shift) - uniform);
+    for (std::int64_t i = 0; i < classes; ++i) dx[i] = dloss * (exponential_weight(x[i] - shift) - uniform);
     dx[label] -= static_cast<T>(1 - smoothing) * dloss;
 }
 

@@ -38,7 +38,9 @@ public:
 
     /// Valid until the next call.
     const T* read(std::int64_t row) {
-        const std::byte* from = base_ + rows_.offset_of(row) * element_;
+        const std::byte* from = base_;
+        rows_.for_each_run(
+            row, 1, [&](std::int64_t offset, std::int64_t, std::int64_t) { from += offset * element_; });
         if (in_place_) return reinterpret_cast<const T*>(from);
         convert_to(buffer_.data(), from, dtype_, stride_, width_);
         return buffer_.data();
@@ -101,6 +103,10 @@ inline constexpr std::int64_t lane_count = 32;
 template <class T, class Term>
 double sum_of(std::int64_t n, Term&& term) {
     double total = 0;
+    if (n < lane_count) {
+        for (std::int64_t i = 0; i < n; ++i) total += static_cast<double>(term(i));
+        return total;
+    }
     for (std::int64_t first = 0; first < n; first += block_size) {
         const std::int64_t end = std::min(n, first + block_size);
         T lanes[lane_count] = {};

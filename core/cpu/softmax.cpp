@@ -20,7 +20,7 @@ double exponentials(const T* x, T shift, T* y, std::int64_t n) {
     double total = 0;
     for (std::int64_t first = 0; first < n; first += block_size) {
         const std::int64_t end = std::min(n, first + block_size);
-        for (std::int64_t i = first; i < end; ++i) y[i] = exponential(x[i] - shift);
+        for (std::int64_t i = first; i < end; ++i) y[i] = exponential_weight(x[i] - shift);
         total += sum_of<T>(end - first, [&](std::int64_t i) { return y[first + i]; });
     }
     return total;
@@ -63,7 +63,7 @@ void log_softmax_backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
         return;
     }
     const T total = static_cast<T>(sum_of<T>(n, [&](std::int64_t i) { return dy[i]; }));
-    for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] - exponential(y[i]) * total;
+    for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] - exponential_weight(y[i]) * total;
 }
 
 }  // namespace

@@ -100,4 +100,32 @@ void tile_product(std::int64_t rows, std::int64_t columns, std::int64_t depth, L
                                                       accumulate);
 }
 
+namespace detail {
+
+/// `bytes` of lanes joined by halves.
+template <class T, std::int64_t bytes, class Operation>
+T fold_lanes(const T* lanes, Operation operation) {
+    if constexpr (bytes == 2 * sizeof(T)) {
+        return operation(lanes[0], lanes[1]);
+    } else {
+        typedef T Half __attribute__((vector_size(bytes / 2), may_alias));
+        const Half joined = operation(*reinterpret_cast<const Half*>(lanes),
+                                      *reinterpret_cast<const Half*>(lanes + bytes / 2 / sizeof(T)));
+        return fold_lanes<T, bytes / 2>(reinterpret_cast<const T*>(&joined), operation);
+    }
+}
+
+}  // namespace detail
+
+/// All elements of a row of whole vectors (at least one) joined by an operation on numbers and on vectors.
+template <class T, class Operation>
+T fold_row(const T* row, std::int64_t width, Operation operation) {
+    typedef T Vector __attribute__((vector_size(vector_bytes), may_alias));
+    typedef T InMemory __attribute__((vector_size(vector_bytes), aligned(alignof(T)), may_alias));
+    Vector joined = *reinterpret_cast<const InMemory*>(row);
+    for (std::int64_t j = vector_width<T>; j < width; j += vector_width<T>)
+        joined = operation(joined, Vector(*reinterpret_cast<const InMemory*>(row + j)));
+    return detail::fold_lanes<T, vector_bytes>(reinterpret_cast<const T*>(&joined), operation);
+}
+
 }  // namespace potluck::cpu

@@ -48,6 +48,27 @@ inline float exponential_of_sum(float high, float low) {
 inline float exponential(float x) { return detail::exponential_of_sum(x, 0.0F); }
 inline double exponential(double x) { return std::exp(x); }
 
+/// exp(x) to 1 ulp for x <= 87, where what is below the normal numbers is 0: for the weights of a softmax, whose
+/// largest is 1. Half the work of exponential().
+inline float exponential_weight(float x) {
+    constexpr float log2_of_e = 0x1.715476p+0F;
+    constexpr float ln2_high = 0x1.62e400p-1F;
+    constexpr float ln2_low = 0x1.7f7d1cp-20F;
+    constexpr float to_integer = 0x1.8p23F;
+    const float shifted = x * log2_of_e + to_integer;
+    const float n = shifted - to_integer;
+    const float r = (x - n * ln2_high) - n * ln2_low;
+    const float p =
+        (((0x1.6a1aaep-10F * r + 0x1.123fc6p-7F) * r + 0x1.555916p-5F) * r + 0x1.55548ap-3F) * r +
+        0x1.fffffcp-2F;
+    const float e = 1.0F + (r + r * r * p);
+    // Times 2^n, by way of the exponent; the bits of to_integer are shifted out.
+    const float y = std::bit_cast<float>(std::bit_cast<std::uint32_t>(e) +
+                                         (std::bit_cast<std::uint32_t>(shifted) << 23));
+    return x < -87.0F ? 0.0F : y;
+}
+inline double exponential_weight(double x) { return std::exp(x); }
+
 /// Natural logarithm to 2 ulp: -inf at 0, NaN below.
 inline float logarithm(float x) {
     constexpr float ln2_high = 0x1.62e400p-1F;
