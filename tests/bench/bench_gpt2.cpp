@@ -1,0 +1,106 @@
+// One training step of GPT-2 (124M) on the CPU: forward, cross-entropy, backward and AdamW in f32, on 4 x 64 tokens.
+// The last line of output is JSON, the same as that of pytorch_gpt2.py; compare_gpt2.py runs both in turn.
+
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "core/device.h"
+#include "core/factories.h"
+#include "core/memory.h"
+#include "core/trace.h"
+#include "core/version.h"
+#include "nn/gpt2.h"
+#include "nn/optim.h"
+
+using namespace potluck;
+
+namespace {
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const std::size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+std::int64_t peak_process_memory() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return std::int64_t{usage.ru_maxrss} * 1024;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int threads = 2, steps = 5, warmup = 2;
+    std::int64_t batch = 4, time = 64;
+    nn::GPT2Config config;
+    std::string trace_file;
+    CLI::App app("One training step of GPT-2 on the CPU");
+    app.add_option("--threads", threads);
+    app.add_option("--steps", steps, "measured steps; the median is reported")->check(CLI::PositiveNumber);
+    app.add_option("--warmup", warmup, "steps before them");
+    app.add_option("--batch", batch);
+    app.add_option("--time", time, "tokens in a sequence");
+    app.add_option("--layers", config.layers);
+    app.add_option("--heads", config.heads);
+    app.add_option("--width", config.width);
+    app.add_option("--vocabulary", config.vocabulary);
+    app.add_option("--trace", trace_file, "write the last step as a Chrome trace");
+    CLI11_PARSE(app, argc, argv);
+
+    try {
+        set_threads(threads);
+        manual_seed(1);
+        nn::GPT2 model(config);
+        optim::AdamW optimizer(model,
+                               {.learning_rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
+        const Tensor text = randint(0, config.vocabulary, {batch, time + 1});
+        const Tensor ids = narrow(text, 1, 0, time).contiguous();
+        const Tensor labels = narrow(text, 1, 1, time).contiguous();
+
+        std::vector<double> seconds, losses;
+        for (int step = 0; step < warmup + steps; ++step) {
+            if (!trace_file.empty() && step + 1 == warmup + steps) start_trace();
+            const auto start = std::chrono::steady_clock::now();
+            const Tensor loss = model.loss(ids, labels);
+            loss.backward();
+            optimizer.step();
+            optimizer.zero_grad();
+            losses.push_back(loss.item());
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+            if (step >= warmup) seconds.push_back(took.count());
+            std::printf("step %d: loss %.4f, %.3f s\n", step, losses.back(), took.count());
+            std::fflush(stdout);
+        }
+        if (!trace_file.empty()) write_trace(trace_file);
+
+        const double typical = median(seconds);
+        const nlohmann::json result = {
+            {"framework", "potluck " + std::string(version())},
+            {"parameters", model.parameter_count()},
+            {"threads", threads},
+            {"batch", batch},
+            {"time", time},
+            {"seconds_per_step", typical},
+            {"seconds", seconds},
+            {"tokens_per_second", static_cast<double>(batch * time) / typical},
+            {"peak_memory_bytes", peak_process_memory()},
+            {"peak_tensor_bytes", memory_statistics().peak},
+            {"first_loss", losses.front()},
+            {"last_loss", losses.back()},
+        };
+        std::printf("%s\n", result.dump().c_str());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "bench_gpt2: %s\n", error.what());
+        return 1;
+    }
+    return 0;
+}
