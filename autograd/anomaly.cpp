@@ -35,7 +35,7 @@ const char* name_of(Content content) {
 
 }  // namespace
 
-AnomalyCheck::AnomalyCheck() noexcept : outer_(check_is_on) { check_is_on = true; }
+AnomalyCheck::AnomalyCheck(bool on) noexcept : outer_(check_is_on) { check_is_on = on; }
 AnomalyCheck::~AnomalyCheck() { check_is_on = outer_; }
 bool AnomalyCheck::is_on() noexcept { return check_is_on; }
 

@@ -12,7 +12,8 @@ namespace potluck {
 /// Every check reads the whole tensor: for searching a fault, not for training.
 class AnomalyCheck {
 public:
-    AnomalyCheck() noexcept;
+    /// `on` false takes the check away for a block within.
+    explicit AnomalyCheck(bool on = true) noexcept;
     ~AnomalyCheck();
     AnomalyCheck(const AnomalyCheck&) = delete;
     AnomalyCheck& operator=(const AnomalyCheck&) = delete;

@@ -28,7 +28,7 @@ bool may_change(const Tensor& x) { return x.is_unique() && !detail::overlaps_its
 
 /// Whether `x` is fit to be somebody's grad(): it shares no memory, holds no larger block, and lies in order.
 bool stands_alone(const Tensor& x) {
-    return x.is_unique() && x.is_contiguous() && x.storage()->bytes() < x.bytes() + 64;
+    return x.is_unique() && x.is_contiguous() && x.storage()->bytes() == x.bytes();
 }
 
 }  // namespace
@@ -216,7 +216,10 @@ private:
             const OpScope scope(node.name);
             InputGradients dx(*this, node);
             node.saved.freed_after_use_ = !keep_graph_;
-            node.backward(node.saved, dy, dx);
+            {
+                const AnomalyCheck inside(false);  // the op is to be named, not the parts of its gradient
+                node.backward(node.saved, dy, dx);
+            }
             if (AnomalyCheck::is_on()) check_gradients(node, dy);
         }
         dy = Tensor();

@@ -18,10 +18,22 @@ using detail::transposed_alias;
 
 namespace {
 
+/// The shape of all rows along the last axis: (rows, n).
+Shape rows_of(const Tensor& x) {
+    return {element_count(Shape(x.shape().begin(), x.shape().end() - 1)), x.size(-1)};
+}
+
+/// Whether x is the transpose of a row-major matrix.
+bool is_column_major(const Tensor& x) {
+    return x.rank() == 2 && !x.is_contiguous() && transposed_alias(x).is_contiguous();
+}
+
 /// Adds the product a b, seen in the shape of input `index`, to that input's gradient. Without a temporary when some
-/// gradient is already there.
-void add_product(Gradients& dx, std::size_t index, const Tensor& a, const Tensor& b, const Shape& shape) {
-    const DType dtype = promote(a.dtype(), b.dtype());
+/// gradient is already there. Laid out by columns when the input is: behind a transposed weight stands a row-major leaf.
+void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const Tensor& given_b,
+                 const Shape& shape, bool by_columns = false) {
+    const DType dtype = promote(given_a.dtype(), given_b.dtype());
+    const Tensor a = cast(given_a, dtype), b = cast(given_b, dtype);
     Shape product(a.shape().begin(), a.shape().end() - 1);
     product.push_back(b.size(-1));
     Backend& device = backend(a.device());
@@ -29,12 +41,17 @@ void add_product(Gradients& dx, std::size_t index, const Tensor& a, const Tensor
                                                sum.shape() == shape &&
                                                element_count(product) == sum.count()) {
         Tensor seen = sum.alias(product, contiguous_strides(product), sum.offset());
-        device.matmul(cast(a, dtype), cast(b, dtype), seen, /*accumulate=*/true);
-        return;
+        device.matmul(a, b, seen, /*accumulate=*/true);
+    } else if (by_columns && product.size() == 2) {
+        Tensor y = Tensor::empty({product[1], product[0]}, {dtype, a.device()});
+        device.matmul(transposed_alias(b), transposed_alias(a), y, /*accumulate=*/false);
+        y = transposed_alias(y);
+        dx.add(index, y);
+    } else {
+        Tensor y = Tensor::empty(product, {dtype, a.device()});
+        device.matmul(a, b, y, /*accumulate=*/false);
+        dx.add(index, element_count(shape) == y.count() ? detail::reshaped(y, shape) : y);
     }
-    Tensor y = Tensor::empty(product, {dtype, a.device()});
-    device.matmul(cast(a, dtype), cast(b, dtype), y, /*accumulate=*/false);
-    dx.add(index, element_count(shape) == y.count() ? detail::reshaped(y, shape) : y);
 }
 
 /// (.., m, k) x (.., k, n), both with two axes or more.
@@ -76,8 +93,8 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
                     right.broadcast_alias("matmul", with(batch, k, n)), y, false);
     }
     return record("matmul", y, {a, b}, {keep_if(needs_gradient(b), a), keep_if(needs_gradient(a), b)},
-                  [batch, a_shape = a.shape(), b_shape = b.shape(), with](const Saved& saved,
-                                                                          const Tensor& dy, Gradients& dx) {
+                  [batch, a_shape = a.shape(), b_shape = b.shape(), by_columns = is_column_major(b), with](
+                      const Saved& saved, const Tensor& dy, Gradients& dx) {
                       if (is_grad_enabled()) {
                           if (dx.wants(0)) dx.add(0, matmul(dy, transpose(saved[1])));
                           if (dx.wants(1)) dx.add(1, matmul(transpose(saved[0]), dy));
@@ -98,7 +115,8 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
                       if (dx.wants(1)) {
                           const Tensor left = saved[0];
                           if (shared)
-                              add_product(dx, 1, transposed_alias(as_rows(left)), as_rows(dy), b_shape);
+                              add_product(dx, 1, transposed_alias(as_rows(left)), as_rows(dy), b_shape,
+                                          by_columns);
                           else
                               add_product(dx, 1, transposed_alias(whole(left)), dy, b_shape);
                       }
@@ -151,35 +169,36 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     backend(x.device()).matmul(rows, transposed_alias(cast(weight, dtype)), y, bias.defined());
     y = y.alias(shape, contiguous_strides(shape), 0);
 
-    return record("linear", y, {x, weight, bias},
-                  {keep_if(needs_gradient(weight), x), keep_if(needs_gradient(x), weight)},
-                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      if (is_grad_enabled()) {
-                          const Tensor dy_rows = reshape(dy, {-1, dy.size(-1)});
-                          if (dx.wants(0)) dx.add(0, matmul(dy, saved[1]));
-                          if (dx.wants(1)) {
-                              const Tensor x = saved[0];
-                              dx.add(1, matmul(transpose(dy_rows), reshape(x, {-1, x.size(-1)})));
-                          }
-                          if (dx.wants(2)) dx.add(2, sum(dy_rows, {0}));
-                          return;
-                      }
-                      const Tensor dy_rows = as_rows(dy);  // (rows, out)
-                      if (dx.wants(0)) {
-                          Shape shape = dy.shape();
-                          shape.back() = saved[1].size(1);
-                          add_product(dx, 0, dy_rows, saved[1], shape);
-                      }
-                      if (dx.wants(1))
-                          add_product(dx, 1, transposed_alias(dy_rows), as_rows(saved[0]),
-                                      {dy.size(-1), saved[0].size(-1)});
-                      if (dx.wants(2)) {
-                          // A product with ones would round half types on the way; reduce() sums them in f32.
-                          Tensor total = Tensor::empty({dy.size(-1)}, {dy.dtype(), dy.device()});
-                          backend(dy.device()).reduce(ReduceOp::sum, transposed_alias(dy_rows), 1, total);
-                          dx.add(2, total);
-                      }
-                  });
+    return record(
+        "linear", y, {x, weight, bias},
+        {keep_if(needs_gradient(weight), x), keep_if(needs_gradient(x), weight)},
+        [by_columns = is_column_major(weight)](const Saved& saved, const Tensor& dy, Gradients& dx) {
+            if (is_grad_enabled()) {
+                const Tensor dy_rows = reshape(dy, rows_of(dy));
+                if (dx.wants(0)) dx.add(0, matmul(dy, saved[1]));
+                if (dx.wants(1)) {
+                    const Tensor x = saved[0];
+                    dx.add(1, matmul(transpose(dy_rows), reshape(x, rows_of(x))));
+                }
+                if (dx.wants(2)) dx.add(2, sum(dy_rows, {0}));
+                return;
+            }
+            const Tensor dy_rows = as_rows(dy);  // (rows, out)
+            if (dx.wants(0)) {
+                Shape shape = dy.shape();
+                shape.back() = saved[1].size(1);
+                add_product(dx, 0, dy_rows, saved[1], shape);
+            }
+            if (dx.wants(1))
+                add_product(dx, 1, transposed_alias(dy_rows), as_rows(saved[0]),
+                            {dy.size(-1), saved[0].size(-1)}, by_columns);
+            if (dx.wants(2)) {
+                // A product with ones would round half types on the way; reduce() sums them in f32.
+                Tensor total = Tensor::empty({dy.size(-1)}, {dy.dtype(), dy.device()});
+                backend(dy.device()).reduce(ReduceOp::sum, transposed_alias(dy_rows), 1, total);
+                dx.add(2, total);
+            }
+        });
 }
 
 }  // namespace potluck

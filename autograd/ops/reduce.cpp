@@ -246,9 +246,11 @@ Tensor euclidean_norm(const Tensor& given, const Axes& axes, bool keep_axes) {
 Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
     const OpScope scope("norm");
     detail::require_defined("norm", x, "the operand");
-    if (p == 1.0) return sum(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
+    const bool is_infinite = p == std::numeric_limits<double>::infinity();
+    if (p == 1.0 || (is_infinite && x.count() == 0))  // nothing has no largest element, but norm 0
+        return sum(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
     if (p == 2.0) return euclidean_norm(x, axes, keep_axes);
-    if (p == std::numeric_limits<double>::infinity())
+    if (is_infinite)
         return max(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
     throw Error("norm", fmt::format("p is {}. Use 1, 2 or infinity.", p));
 }
