@@ -8,7 +8,7 @@ The words on the line that opens a code block say where its lines go:
     ```cpp insert PATH after "TEXT"         behind the only line of the file that contains TEXT (before: in front of it)
     ```cpp append PATH                      at the end of the file
     ```sh run                               the commands a reader types in the root of the tree; each must succeed
-    ```text output                          what the commands before it print; `...` stands for what may differ
+    ```text output                          what the commands before it print (output.py says what may differ)
 
 All blocks are used in their order, whatever the language (meson, cpp, sh). `build` in the commands is a copy of the
 build folder, so that only what the chapter touches is built again.
@@ -83,7 +83,7 @@ def follow(blocks, tree):
         elif action in actions:
             apply(block, tree)
         elif action == "output":
-            check_output(place(block), printed, block.code)
+            check_output(place(block), printed, block)
         else:
             continue
         used += 1

@@ -13,8 +13,7 @@ The words after ```cpp say how a block is tried:
     new PATH, insert PATH, append PATH
                     belong to a chapter that chapter.py follows
 
-A block marked ```text output is what the program before it prints. In it, `...` stands for any text within the line,
-and a line of only `...` for any lines.
+A block marked ```text output is what the program before it prints; output.py says what may differ.
 """
 
 import concurrent.futures
@@ -116,7 +115,7 @@ def try_program(chain, expected):
     run_folder.mkdir()
     printed = succeed([program], cwd=run_folder, timeout=300)
     if expected is not None:
-        check_output(place(expected), printed, expected.code)
+        check_output(place(expected), printed, expected)
 
 
 def register():
@@ -145,7 +144,10 @@ def faults_are_found():
     program.file = output.file = root / "faults.md"
     for printed, right in (("1 2 3 4 5\nend\n", True), ("1 2 9 5\na\nb\nend", True), ("before\n1 2 x 5\nend\n", True),
                            ("1 2 3 4\nend\n", False), ("1 2 3 5\nend\nafter\n", False), ("", False)):
-        require(finds_fault(lambda: check_output(place(output), printed, output.code)) != right, f"output {printed!r}")
+        require(finds_fault(lambda: check_output(place(output), printed, output)) != right, f"output {printed!r}")
+    output.words, output.code = ["text", "output", "about"], "loss 1.00 at step 10\n"
+    for printed, right in (("loss 1.05 at step 10\n", True), ("loss 1.2 at step 10\n", False), ("loss 1 step 10\n", False)):
+        require(finds_fault(lambda: check_output(place(output), printed, output)) != right, f"output {printed!r}")
     require(finds_fault(lambda: try_program([program], None)), "a program that ends with status 1")
     program.code = "int main() { return missing; }\n"
     require(finds_fault(lambda: compile_source("broken", source_of([program]))), "a program that does not compile")
