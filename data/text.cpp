@@ -101,6 +101,7 @@ std::size_t cut_of(const std::string& content, double validation_fraction) {
 }  // namespace
 
 std::vector<TextFile> read_text(const std::string& path) {
+    if (path.empty()) throw Error("read_text", "the path is empty. Give an existing text file or folder.");
     std::error_code failure;
     const files::file_status status = files::status(path, failure);
     if (status.type() == files::file_type::not_found)

@@ -78,6 +78,28 @@ std::string StreamingDecoder::push(std::int64_t id) {
     return ready;
 }
 
+std::string printable(std::string_view text) {
+    std::string shown;
+    for (std::size_t i = 0; i < text.size();) {
+        const auto lead = static_cast<unsigned char>(text[i]);
+        const std::size_t length = character_length(lead);
+        const std::string_view character = text.substr(i, length);
+        const bool is_ascii = lead >= 0x20 && lead < 0x7F;
+        const bool is_control =
+            character.size() > 1 && lead == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;
+        const bool is_whole = length > 1 && !is_control && character.size() == length &&
+                              std::all_of(character.begin() + 1, character.end(), is_continuation);
+        if (is_ascii || lead == '\n' || lead == '\t' || is_whole) {
+            shown += character;
+            i += length;
+        } else {
+            shown += "\xEF\xBF\xBD";
+            ++i;
+        }
+    }
+    return shown;
+}
+
 std::string StreamingDecoder::finish() { return std::exchange(held_, {}); }
 
 }  // namespace potluck::data

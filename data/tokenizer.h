@@ -36,4 +36,8 @@ private:
     std::string held_;
 };
 
+/// The text as a terminal may show it: bytes that are not UTF-8, and control characters other than tabs and line ends,
+/// are replaced by U+FFFD, so that no model can send escape sequences.
+std::string printable(std::string_view text);
+
 }  // namespace potluck::data

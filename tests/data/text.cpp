@@ -99,6 +99,7 @@ TEST_CASE("text: what cannot be read is one clear error that names the path") {
     const std::string nothing = error_of([&] { data::read_text(folder.path()); });
     CHECK(contains(nothing, "has no text file"));
     CHECK(contains(nothing, "1 empty and 1 binary"));
+    CHECK(contains(error_of([] { data::read_text(""); }), "path is empty"));
     CHECK(contains(error_of([] { data::read_text(std::vector<std::string>{}); }), "no path"));
     CHECK(contains(error_of([] { data::read_text("/dev/null"); }), "neither a file nor a folder"));
     CHECK(contains(error_of([&] { data::read_text((folder / "empty.txt") + "/below"); }), "below"));

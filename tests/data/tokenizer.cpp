@@ -80,3 +80,14 @@ TEST_CASE("byte tokenizer: what is no byte is refused with position and value") 
     data::StreamingDecoder decoder;
     CHECK(contains(error_of([&] { decoder.push(300); }), "300"));
 }
+
+TEST_CASE("printable: control characters and broken bytes are replaced, everything else stays") {
+    CHECK(data::printable("a\tb\n \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80") ==
+          "a\tb\n \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    CHECK(data::printable("\x1b[2Jx") == "\xef\xbf\xbd[2Jx");
+    CHECK(data::printable("\r\x7f") == "\xef\xbf\xbd\xef\xbf\xbd");
+    CHECK(data::printable("\xc3x\xff\xe2\x82") == "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+    CHECK(data::printable("\xc2\x9b") ==
+          "\xef\xbf\xbd\xef\xbf\xbd");  // an escape sequence's start in one character
+    CHECK(data::printable("").empty());
+}

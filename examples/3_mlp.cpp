@@ -1,0 +1,104 @@
+// A small network learns to read handwritten digits (examples/data/README.md says whose they are).
+//
+//     3_mlp [PATH [EPOCHS]]     examples/data/digits.txt and 20 unless given
+
+#include <potluck.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+
+using namespace potluck;
+
+namespace {
+
+struct Net : nn::Module {
+    nn::Linear up{64, 64}, down{64, 10};
+    void members(nn::Members& m) override { m("up", up)("down", down); }
+    Tensor forward(const Tensor& x) override { return down(relu(up(x))); }
+};
+
+/// Images (count, 64) between 0 and 1, and labels (count).
+struct Digits {
+    Tensor images, labels;
+};
+
+/// Every line is a label, a blank and 64 pixels from '0' (no ink) to 'G' (16).
+Digits read_digits(const std::string& path) {
+    const std::string levels = "0123456789ABCDEFG";
+    std::ifstream file(path);
+    if (!file)
+        throw Error("read_digits",
+                    "cannot read " + path + ". Start this program in the root of the sources.");
+    std::vector<double> pixels;
+    std::vector<std::int64_t> labels;
+    for (std::string line; std::getline(file, line);) {
+        const auto wrong = [&](char c) { return levels.find(c) == std::string::npos; };
+        if (line.size() != 66 || line[0] < '0' || line[0] > '9' ||
+            std::any_of(line.begin() + 2, line.end(), wrong))
+            throw Error("read_digits",
+                        path + ": line " + std::to_string(labels.size() + 1) + " is no digit.");
+        labels.push_back(line[0] - '0');
+        for (char c : line.substr(2)) pixels.push_back(static_cast<double>(levels.find(c)) / 16);
+    }
+    const auto count = static_cast<std::int64_t>(labels.size());
+    return {tensor(pixels, {count, 64}), tensor(labels, {count})};
+}
+
+/// The share of images whose largest output is the right digit.
+double accuracy(Net& net, const Digits& digits) {
+    const NoGrad not_recorded;
+    return mean(argmax(net(digits.images), 1) == digits.labels).item();
+}
+
+void show(const Tensor& image) {
+    for (std::int64_t row = 0; row < 8; ++row) {
+        for (double ink : image.narrow(0, row * 8, 8).to_vector())
+            std::cout << (ink > 0.6 ? '#' : ink > 0.2 ? '+' : '.');
+        std::cout << "\n";
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    const Digits all = read_digits(argc > 1 ? argv[1] : "examples/data/digits.txt");
+    const int epochs = argc > 2 ? std::stoi(argv[2]) : 20;
+
+    // The last 360 are kept for the test: the network never learns from them.
+    const std::int64_t test_count = 360, train_count = all.labels.count() - test_count;
+    const Digits train{all.images.narrow(0, 0, train_count), all.labels.narrow(0, 0, train_count)};
+    const Digits test{all.images.narrow(0, train_count, test_count),
+                      all.labels.narrow(0, train_count, test_count)};
+
+    manual_seed(42);
+    Net net;
+    std::cout << net << "\n";
+    optim::AdamW optimizer(net, {.learning_rate = 3e-3, .weight_decay = 0.1});
+    data::Loader loader(data::TensorDataset(train.images, train.labels),
+                        {.batch = 64, .shuffle = true, .workers = 2});
+
+    for (int epoch = 1; epoch <= epochs; ++epoch) {
+        double sum = 0;
+        for (auto [x, y] : loader) {
+            Tensor loss = cross_entropy(net(x), y);
+            loss.backward();
+            optimizer.step();
+            optimizer.zero_grad();
+            sum += loss.item() * static_cast<double>(x.size(0));
+        }
+        if (epoch == 1 || epoch % 5 == 0)
+            std::cout << "epoch " << epoch << ": loss " << sum / static_cast<double>(train_count) << "\n";
+    }
+    std::cout << "right on the digits it learned from: " << 100 * accuracy(net, train) << " %\n";
+    std::cout << "right on digits it has never seen:   " << 100 * accuracy(net, test) << " %\n\n";
+
+    show(test.images[0]);
+    const NoGrad not_recorded;
+    const Tensor chances = softmax(net(test.images.narrow(0, 0, 1)))[0];  // (10)
+    const auto guess = argmax(chances).item<std::int64_t>();
+    std::cout << "is read as a " << guess << " (" << 100 * chances[guess].item() << " % sure)\n";
+} catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+}

@@ -1,0 +1,98 @@
+#pragma once
+
+// Reading a command line so that mistakes get one clear line. For .cpp files only: it includes CLI11.
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace command_line {
+
+/// How many letters must be changed, added or removed to turn one word into the other.
+inline std::size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (std::size_t i = 1; i <= a.size(); ++i) {
+        std::size_t diagonal = row[0];
+        row[0] = i;
+        for (std::size_t j = 1; j <= b.size(); ++j) {
+            const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+            diagonal = row[j];
+            row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row[b.size()];
+}
+
+/// The long name of the option whose name is most like `word`.
+inline std::string nearest_option(const CLI::App& app, const std::string& word) {
+    std::string nearest;
+    std::size_t least = std::string::npos;
+    for (const CLI::Option* option : app.get_options()) {
+        for (const std::string& name : option->get_lnames()) {
+            const std::size_t distance = edit_distance(word, "--" + name);
+            if (distance >= least) continue;
+            least = distance;
+            nearest = "--" + name;
+        }
+    }
+    return nearest;
+}
+
+/// Fills the variables of `app`. Returns an exit status when the program is to end now: 0 after --help, 2 after a mistake,
+/// which has then been told in one line on standard error.
+inline std::optional<int> read(CLI::App& app, int argc, char** argv) {
+    app.allow_extras();
+    try {
+        app.parse(argc, argv);
+        const std::vector<std::string> unknown = app.remaining();
+        if (unknown.empty()) return std::nullopt;
+        const std::string word = unknown.front().substr(0, unknown.front().find('='));
+        if (word.starts_with("-"))
+            std::cerr << "error: unknown option " << word << ". Did you mean " << nearest_option(app, word)
+                      << "? --help lists all.\n";
+        else
+            std::cerr << "error: \"" << word << "\" belongs to no option. --help lists all.\n";
+    } catch (const CLI::CallForHelp& help) {
+        return app.exit(help);
+    } catch (const CLI::ParseError& mistake) {
+        std::string text = mistake.what();
+        std::replace(text.begin(), text.end(), '\n', ' ');
+        std::cerr << "error: " << text << ". --help lists all options.\n";
+    }
+    return 2;
+}
+
+/// A check of a number; what is no number is left to the conversion, which says so.
+template <class Holds>
+CLI::Validator number_check(Holds holds, const std::string& rule) {
+    return CLI::Validator(
+        [holds, rule](std::string& text) {
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            if (text.empty() || *end != '\0') return std::string();
+            if (!holds(value)) return text + " is out of range: it must be " + rule;
+            return value <= 1e15 ? std::string() : text + " is out of range: it is too large";
+        },
+        "");
+}
+
+template <class Number>
+CLI::Validator at_least(Number least) {
+    return number_check([least](double value) { return value >= static_cast<double>(least); },
+                        fmt::format("at least {}", least));
+}
+
+template <class Number>
+CLI::Validator above(Number limit) {
+    return number_check([limit](double value) { return value > static_cast<double>(limit); },
+                        fmt::format("above {}", limit));
+}
+
+}  // namespace command_line

@@ -1,0 +1,394 @@
+// Trains a GPT on text, byte by byte, and lets it write. `./demo` builds and runs it.
+
+#include <potluck.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include "examples/command_line.h"
+
+using namespace potluck;
+using json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Settings {
+    // what a run is made of: kept in its folder, and taken from there when it is resumed
+    std::vector<std::string> text;  // empty: the sources of Potluck
+    double validation_fraction = 0.1;
+    std::string model = "gpt2";
+    std::int64_t layers = 4, heads = 4, width = 128, context = 128;
+    double dropout = 0.0;
+    std::int64_t batch = 16, accumulate = 1, steps = 600;
+    double learning_rate = 3e-3;
+    std::int64_t warmup = 50;
+    double weight_decay = 0.1, clip = 1.0;
+    std::uint64_t seed = 42;
+    std::int64_t validate_every = 200, checkpoint_every = 200;
+    std::uint64_t text_fingerprint = 0;
+
+    // how this process goes about it
+    int threads = 0, workers = 1;
+    std::int64_t log_every = 20;
+    std::string run_folder, resume;
+    std::string prompt = "Tensor ";
+    std::int64_t sample_tokens = 400, top_k = 40;
+    double temperature = 0.8;
+};
+
+/// Calls visit(name, value) for everything that a run is made of.
+template <class AnySettings, class Visit>
+void for_each_setting(AnySettings& settings, Visit&& visit) {
+    visit("text", settings.text);
+    visit("validation-fraction", settings.validation_fraction);
+    visit("model", settings.model);
+    visit("layers", settings.layers);
+    visit("heads", settings.heads);
+    visit("width", settings.width);
+    visit("context", settings.context);
+    visit("dropout", settings.dropout);
+    visit("batch", settings.batch);
+    visit("accumulate", settings.accumulate);
+    visit("steps", settings.steps);
+    visit("learning-rate", settings.learning_rate);
+    visit("warmup", settings.warmup);
+    visit("weight-decay", settings.weight_decay);
+    visit("clip", settings.clip);
+    visit("seed", settings.seed);
+    visit("validate-every", settings.validate_every);
+    visit("checkpoint-every", settings.checkpoint_every);
+}
+
+constexpr const char* settings_file = "settings.json";
+
+// ---- the command line ----
+
+/// Takes from the folder of an earlier run what that run is made of.
+void take_settings_of_run(const CLI::App& app, Settings& settings) {
+    const fs::path path = fs::path(settings.resume) / settings_file;
+    std::ifstream file(path);
+    if (!file)
+        throw Error("resume",
+                    fmt::format("{} holds no run: {} cannot be read.", settings.resume, path.string()));
+    const std::int64_t steps = settings.steps;
+    try {
+        const json content = json::parse(file);
+        for_each_setting(settings, [&](const std::string& name, auto& value) {
+            if (app.get_option("--" + name)->count() > 0 && name != "steps")
+                throw Error(
+                    "resume",
+                    fmt::format("--{} belongs to the run in {}, where it is {}. Leave it out, or start a "
+                                "new run.",
+                                name, settings.resume, content.at(name).dump()));
+            content.at(name).get_to(value);
+        });
+        content.at("text-fingerprint").get_to(settings.text_fingerprint);
+    } catch (const json::exception& error) {
+        throw Error("resume", fmt::format("{} is damaged: {}", path.string(), error.what()));
+    }
+    if (app.get_option("--steps")->count() > 0) settings.steps = steps;
+    settings.run_folder = settings.resume;
+}
+
+std::optional<int> read_command_line(int argc, char** argv, Settings& settings) {
+    using command_line::above, command_line::at_least;
+    CLI::App app("Trains a small GPT on text, on the CPU, and lets it write. Ctrl-C saves a checkpoint.");
+    app.option_defaults()->always_capture_default();
+    const CLI::Range share(0.0, 0.99);
+
+    app.add_option("--text", settings.text,
+                   "files and folders to learn from (default: the sources of Potluck)");
+    app.add_option("--validation-fraction", settings.validation_fraction,
+                   "the end of every file, kept for validation")
+        ->check(share);
+    app.add_option("--model", settings.model, "gpt2 or llama")->check(CLI::IsMember({"gpt2", "llama"}));
+    app.add_option("--layers", settings.layers, "blocks of attention and MLP")->check(at_least(1));
+    app.add_option("--heads", settings.heads, "attention heads; they divide the width")->check(at_least(1));
+    app.add_option("--width", settings.width, "numbers that describe a token inside the model")
+        ->check(at_least(1));
+    app.add_option("--context", settings.context, "bytes that the model sees at once")->check(at_least(1));
+    app.add_option("--dropout", settings.dropout, "share of activations dropped in training (gpt2)")
+        ->check(share);
+    app.add_option("--batch", settings.batch, "windows of text in a batch")->check(at_least(1));
+    app.add_option("--accumulate", settings.accumulate, "batches in a step")->check(at_least(1));
+    app.add_option("--steps", settings.steps, "updates of the parameters")->check(at_least(1));
+    app.add_option("--learning-rate", settings.learning_rate, "at its highest; then it falls to a tenth")
+        ->check(above(0.0));
+    app.add_option("--warmup", settings.warmup, "steps until the learning rate is at its highest")
+        ->check(at_least(0));
+    app.add_option("--weight-decay", settings.weight_decay, "pull of weights towards 0")
+        ->check(at_least(0.0));
+    app.add_option("--clip", settings.clip, "largest norm of the gradient; 0: no limit")
+        ->check(at_least(0.0));
+    app.add_option("--seed", settings.seed, "the same seed gives the same bits")->check(at_least(0));
+    app.add_option("--validate-every", settings.validate_every, "steps; 0: only at the end")
+        ->check(at_least(0));
+    app.add_option("--checkpoint-every", settings.checkpoint_every, "steps; 0: only at the end")
+        ->check(at_least(0));
+    app.add_option("--threads", settings.threads, "0: one for each core; no result depends on it")
+        ->check(CLI::Range(0, 1024));
+    app.add_option("--workers", settings.workers, "threads that prepare batches ahead")
+        ->check(CLI::Range(0, 64));
+    app.add_option("--log-every", settings.log_every, "steps between lines when the output is no terminal")
+        ->check(at_least(1));
+    app.add_option("--run-folder", settings.run_folder,
+                   "where the run is kept (default: a new folder in runs/)");
+    app.add_option("--resume", settings.resume, "folder of a run to go on with; its settings are kept");
+    app.add_option("--prompt", settings.prompt, "what the text written at the end starts with");
+    app.add_option("--sample-tokens", settings.sample_tokens, "bytes to write at the end")
+        ->check(at_least(0));
+    app.add_option("--temperature", settings.temperature,
+                   "below 1: safer text, above: wilder; 0: the likeliest")
+        ->check(at_least(0.0));
+    app.add_option("--top-k", settings.top_k, "choose among the k likeliest bytes; 0: among all")
+        ->check(at_least(0));
+
+    if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
+    if (settings.prompt.empty()) throw Error("prompt", "--prompt is empty. Give at least one character.");
+    if (!settings.resume.empty() && !settings.run_folder.empty())
+        throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
+    if (!settings.resume.empty()) take_settings_of_run(app, settings);
+    return std::nullopt;
+}
+
+// ---- the text ----
+
+/// The sources and the documentation that this program was built from.
+std::vector<std::string> own_sources() {
+    std::vector<std::string> paths;
+    for (const char* name : {"README.md", "core", "autograd", "data", "nn", "docs"})
+        if (fs::exists(fs::path(POTLUCK_SOURCE_FOLDER) / name))
+            paths.push_back((fs::path(POTLUCK_SOURCE_FOLDER) / name).string());
+    if (paths.empty())
+        throw Error("text", "the sources of Potluck are not where they were. Name a text with --text PATH.");
+    return paths;
+}
+
+/// A number that changes when the text does (FNV-1a).
+std::uint64_t fingerprint(std::string_view text) {
+    std::uint64_t hash = 0xcbf29ce484222325ULL;
+    for (char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
+    return hash;
+}
+
+struct Text {
+    std::size_t files = 0;
+    Tensor train, validation;  // (bytes) u8
+};
+
+Text read_text(Settings& settings) {
+    if (settings.text.empty()) settings.text = own_sources();
+    for (std::string& path : settings.text)
+        path = path.empty() ? path : fs::absolute(path).lexically_normal().string();
+    const std::vector<data::TextFile> files = data::read_text(settings.text);
+    const data::TextSplit split = data::split_text(files, settings.validation_fraction);
+    const std::uint64_t found = fingerprint(split.train);
+    if (!settings.resume.empty() && found != settings.text_fingerprint)
+        throw Error(
+            "resume",
+            fmt::format("the text has changed since the run in {} began, so it cannot go on. Start a new "
+                        "run.",
+                        settings.resume));
+    settings.text_fingerprint = found;
+    return {files.size(), data::ByteTokenizer::encode(split.train, DType::u8),
+            data::ByteTokenizer::encode(split.validation, DType::u8)};
+}
+
+// ---- the model ----
+
+std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
+    constexpr std::int64_t vocabulary = data::ByteTokenizer::vocabulary_size;
+    if (settings.model == "gpt2")
+        return std::make_unique<nn::GPT2>(nn::GPT2Config{.vocabulary = vocabulary,
+                                                         .context = settings.context,
+                                                         .width = settings.width,
+                                                         .heads = settings.heads,
+                                                         .layers = settings.layers,
+                                                         .dropout = settings.dropout});
+    const std::int64_t hidden =
+        (settings.width * 8 / 3 + 31) / 32 * 32;  // as many parameters as an MLP of 4 * width
+    return std::make_unique<nn::Llama>(nn::LlamaConfig{.vocabulary = vocabulary,
+                                                       .context = settings.context,
+                                                       .width = settings.width,
+                                                       .hidden = hidden,
+                                                       .heads = settings.heads,
+                                                       .layers = settings.layers,
+                                                       .tie_embeddings = true});
+}
+
+// ---- the run folder ----
+
+std::string new_run_folder(const std::string& model) {
+    for (int number = 1;; ++number) {
+        const std::string path = fmt::format("runs/{}-{}", model, number);
+        if (!fs::exists(path)) return path;
+    }
+}
+
+/// Makes the folder and writes the settings into it. Throws Error when something is in it already.
+void start_run_folder(const Settings& settings) {
+    const fs::path folder = settings.run_folder;
+    std::error_code failure;
+    if (fs::exists(folder, failure) && (!fs::is_directory(folder, failure) || !fs::is_empty(folder, failure)))
+        throw Error("run folder", fmt::format("{} is in use. Go on with --resume {}, or name another folder.",
+                                              settings.run_folder, settings.run_folder));
+    fs::create_directories(folder, failure);
+    if (failure)
+        throw Error("run folder", fmt::format("cannot make {}: {}.", settings.run_folder, failure.message()));
+    json content;
+    for_each_setting(settings, [&](const char* name, const auto& value) { content[name] = value; });
+    content["text-fingerprint"] = settings.text_fingerprint;
+    write_file_atomically((folder / settings_file).string(), content.dump(2) + "\n");
+}
+
+// ---- what is shown ----
+
+void show(std::string_view name, const std::string& value) { fmt::print("  {:<20} {}\n", name, value); }
+
+void show_settings(const Settings& settings, const Text& text, const nn::LanguageModel& model) {
+    for_each_setting(settings, [](const char* name, const auto& value) { show(name, json(value).dump()); });
+    show("threads", std::to_string(threads()));
+    show("workers", std::to_string(settings.workers));
+    show("prompt", json(settings.prompt).dump(-1, ' ', false, json::error_handler_t::replace));
+    show("sample-tokens", std::to_string(settings.sample_tokens));
+    show("temperature", fmt::format("{}", settings.temperature));
+    show("top-k", std::to_string(settings.top_k));
+    show("run-folder", settings.run_folder);
+    fmt::print("\n");
+    show("device", name_of(best_device()));
+    show("files of text", std::to_string(text.files));
+    show("training bytes", std::to_string(text.train.count()));
+    show("validation bytes", std::to_string(text.validation.count()));
+    show("parameters", std::to_string(model.parameter_count()));
+    show("tokens in a step", std::to_string(settings.batch * settings.accumulate * settings.context));
+    fmt::print("\n");
+    std::fflush(stdout);
+}
+
+// ---- stopping ----
+
+std::atomic<bool> stop_requested = false;
+static_assert(std::atomic<bool>::is_always_lock_free);  // so that a signal handler may set it
+
+/// The first Ctrl-C asks the trainer to stop, the second one ends the program at once.
+void on_signal(int signal) {
+    stop_requested = true;
+    std::signal(signal, SIG_DFL);
+}
+
+// ---- training and writing ----
+
+/// Whether the run to be resumed has done all of its steps. The model is then the one that it ended with.
+bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Optimizer& optimizer) {
+    const auto checkpoint = latest_checkpoint(RunFolder(settings.run_folder, true).checkpoints());
+    if (!checkpoint)
+        throw Error("resume", fmt::format("{} has no complete checkpoint to go on from. Start a new run.",
+                                          settings.resume));
+    const TrainingState state = load_checkpoint(*checkpoint, model, optimizer);
+    if (state.step < settings.steps) return false;
+    fmt::print("This run is finished: it has done {} steps. To train on, give more: --steps {}\n", state.step,
+               state.step + settings.steps);
+    return true;
+}
+
+/// Trains until the end or Ctrl-C. False when it was stopped.
+bool train(const Settings& settings, const Text& text, nn::LanguageModel& model) {
+    optim::AdamW optimizer(
+        model,
+        {.learning_rate = settings.learning_rate, .beta2 = 0.99, .weight_decay = settings.weight_decay});
+    data::Loader loader(data::TokenWindows(text.train, settings.context), {.batch = settings.batch,
+                                                                           .shuffle = true,
+                                                                           .drop_last = true,
+                                                                           .workers = settings.workers,
+                                                                           .seed = settings.seed});
+    std::optional<data::Loader> validation;
+    if (text.validation.count() > settings.context)
+        validation.emplace(data::TokenWindows(text.validation, settings.context, settings.context),
+                           data::LoaderOptions{.batch = settings.batch});
+
+    double first_loss = 0.0;
+    TrainerOptions options{.steps = settings.steps, .accumulate = settings.accumulate, .clip = settings.clip};
+    options.schedule = optim::cosine_schedule({.peak = settings.learning_rate,
+                                               .steps = settings.steps,
+                                               .warmup = settings.warmup,
+                                               .floor = settings.learning_rate / 10});
+    options.run_folder = settings.run_folder;
+    options.resume = !settings.resume.empty();
+    options.checkpoint_every = settings.checkpoint_every;
+    options.validation = validation ? &*validation : nullptr;
+    options.validate_every = validation ? settings.validate_every : 0;
+    options.log_every = settings.log_every;
+    options.flops_per_token = model.flops_per_token(settings.context);
+    options.should_stop = [] { return stop_requested.load(); };
+    options.on_step = [&](const StepMetrics& metrics) {
+        if (first_loss == 0.0) first_loss = metrics.loss;
+    };
+    Trainer trainer(model, optimizer, loader, options);
+
+    if (options.resume && is_finished(settings, model, optimizer)) return true;
+    if (!options.resume) start_run_folder(settings);  // last, so that a mistake leaves no folder behind
+    const TrainingSummary summary = trainer.fit();
+    if (!summary.finished) {
+        const std::string program =
+            fs::exists("demo") ? "./demo" : fs::read_symlink("/proc/self/exe").string();
+        fmt::print("To go on:  {} --resume {}\n", program, settings.run_folder);
+        return false;
+    }
+    fmt::print("\n");
+    if (first_loss > 0.0)
+        fmt::print("loss {:.3f} at first, {:.3f} at the end", first_loss,
+                   summary.final_train_loss.value_or(0.0));
+    if (summary.final_val_loss) fmt::print(", {:.3f} on text it has never seen", *summary.final_val_loss);
+    fmt::print("\n{:.0f} tokens/s, at most {} MB of memory, all of it in {}\n", summary.tokens_per_second,
+               summary.peak_memory_bytes / 1'000'000, settings.run_folder);
+    return true;
+}
+
+void write(const Settings& settings, nn::LanguageModel& model) {
+    if (settings.sample_tokens == 0) return;
+    fmt::print("\n--- what it writes ---\n{}", data::printable(settings.prompt));
+    data::StreamingDecoder decoder;
+    generate(model, data::ByteTokenizer::encode(settings.prompt),
+             {.max_tokens = settings.sample_tokens,
+              .temperature = settings.temperature,
+              .top_k = settings.top_k,
+              .seed = settings.seed,
+              .on_token = [&](std::int64_t token) {
+                  fmt::print("{}", data::printable(decoder.push(token)));
+                  std::fflush(stdout);
+                  return !stop_requested;
+              }});
+    fmt::print("{}\n", data::printable(decoder.finish()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    Settings settings;
+    if (const std::optional<int> status = read_command_line(argc, argv, settings)) return *status;
+    set_threads(settings.threads);
+    manual_seed(settings.seed);
+    const Text text = read_text(settings);
+    const std::unique_ptr<nn::LanguageModel> model = make_model(settings);
+    model->to(best_device());
+    if (settings.run_folder.empty()) settings.run_folder = new_run_folder(settings.model);
+    show_settings(settings, text, *model);
+    std::signal(SIGINT, on_signal);
+    std::signal(SIGTERM, on_signal);
+    constexpr int interrupted = 130;
+    if (!train(settings, text, *model)) return interrupted;
+    write(settings, *model);
+    return stop_requested ? interrupted : 0;
+} catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 1;
+}
