@@ -1,0 +1,353 @@
+#include "nn/module.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ostream>
+#include <set>
+#include <typeinfo>
+
+#include "autograd/grad_mode.h"
+#include "autograd/ops/copy.h"
+#include "autograd/ops/cross_entropy.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/reduce.h"
+#include "core/format.h"
+#include "nn/names.h"
+
+namespace potluck::nn {
+namespace {
+
+using Kind = Member::Kind;
+
+/// A tensor somewhere in the tree, by its full name.
+struct Place {
+    std::string name;
+    Kind kind;
+    Tensor* tensor;
+};
+
+void collect_places(const Module& module, const std::string& prefix, std::vector<Place>& places) {
+    for (const Member& member : module.list_members()) {
+        if (member.kind == Kind::module) {
+            collect_places(*member.module, prefix + member.name + ".", places);
+        } else {
+            places.push_back({prefix + member.name, member.kind, member.tensor});
+        }
+    }
+}
+
+std::vector<Place> places_of(const Module& module) {
+    std::vector<Place> places;
+    collect_places(module, "", places);
+    std::set<std::string> names;
+    for (const Place& place : places) {
+        if (!names.insert(place.name).second) {
+            throw Error("module",
+                        fmt::format("two tensors are called \"{}\". Name each member once.", place.name));
+        }
+    }
+    return places;
+}
+
+/// A tensor with all of its names, the first one first.
+struct Tied {
+    Tensor tensor;
+    std::vector<std::string> names;
+    Kind kind;
+};
+
+template <class Keep>
+std::vector<Tied> tensors_of(const Module& module, Keep keep) {
+    std::vector<Tied> tensors;
+    for (const Place& place : places_of(module)) {
+        if (!keep(place.kind)) continue;
+        const auto known = std::find_if(tensors.begin(), tensors.end(),
+                                        [&](const Tied& tied) { return tied.tensor.is_same(*place.tensor); });
+        if (known != tensors.end()) {
+            known->names.push_back(place.name);
+        } else {
+            tensors.push_back({*place.tensor, {place.name}, place.kind});
+        }
+    }
+    return tensors;
+}
+
+std::vector<Tied> parameters_of(const Module& module) {
+    return tensors_of(module, [](Kind kind) { return kind == Kind::parameter; });
+}
+
+std::vector<Tied> saved_tensors_of(const Module& module) {
+    return tensors_of(module, [](Kind kind) { return kind != Kind::unsaved_buffer; });
+}
+
+bool same_values(const Tensor& a, const Tensor& b) {
+    if (a.is_same(b)) return true;
+    return a.dtype() == b.dtype() && all(a.to(Device::cpu()) == b.to(Device::cpu())).item<bool>();
+}
+
+/// "784" of 784, "203,530" of 203530.
+std::string with_commas(std::int64_t number) {
+    std::string text = std::to_string(number);
+    for (std::int64_t i = static_cast<std::int64_t>(text.size()) - 3; i > 0; i -= 3) {
+        text.insert(static_cast<std::size_t>(i), ",");
+    }
+    return text;
+}
+
+void print_tree(const Module& module, const std::string& name, int indent, std::string& text) {
+    text += fmt::format("{:{}}{}{}\n", "", 2 * indent, name.empty() ? "" : name + ": ", module.describe());
+    for (const Member& member : module.list_members()) {
+        if (member.kind == Kind::module) print_tree(*member.module, member.name, indent + 1, text);
+    }
+}
+
+}  // namespace
+
+Members& Members::operator()(const std::string& name, Tensor& parameter) {
+    if (parameter.defined()) add({name, Kind::parameter, &parameter, nullptr});
+    return *this;
+}
+
+Members& Members::operator()(const std::string& name, Module& module) {
+    add({name, Kind::module, nullptr, &module});
+    return *this;
+}
+
+Members& Members::buffer(const std::string& name, Tensor& tensor, bool saved) {
+    if (tensor.defined()) add({name, saved ? Kind::buffer : Kind::unsaved_buffer, &tensor, nullptr});
+    return *this;
+}
+
+void Members::add(Member member) {
+    if (member.name.empty()) throw Error("module", "a member has an empty name. Give it one in members().");
+    for (const Member& other : list_) {
+        if (other.name == member.name) {
+            throw Error("module",
+                        fmt::format("two members are called \"{}\". Name each member once.", member.name));
+        }
+    }
+    list_.push_back(std::move(member));
+}
+
+void Module::members(Members&) {}
+
+Tensor Module::forward(const Tensor&) {
+    throw Error("module",
+                fmt::format("{} has no forward(const Tensor&). Write one, or call the function that it has.",
+                            describe()));
+}
+
+Tensor Module::loss(const Tensor& inputs, const Tensor& targets) {
+    return cross_entropy(forward(inputs), targets);
+}
+
+std::string Module::describe() const {
+    int status = 0;
+    const char* mangled = typeid(*this).name();
+    const std::unique_ptr<char, void (*)(void*)> readable(
+        abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+    std::string name = status == 0 ? readable.get() : mangled;
+    const std::size_t colon = name.rfind("::");
+    return colon == std::string::npos ? name : name.substr(colon + 2);
+}
+
+std::vector<Member> Module::list_members() const {
+    Members m;
+    // members() only names what is there. It is not const so that a member can be changed through what it names.
+    const_cast<Module*>(this)->members(m);
+    return m.list();
+}
+
+std::vector<Tensor> Module::parameters() const {
+    std::vector<Tensor> parameters;
+    for (const Tied& tied : parameters_of(*this)) parameters.push_back(tied.tensor);
+    return parameters;
+}
+
+std::vector<NamedTensor> Module::named_parameters() const {
+    std::vector<NamedTensor> parameters;
+    for (const Tied& tied : parameters_of(*this)) parameters.push_back({tied.names[0], tied.tensor});
+    return parameters;
+}
+
+std::map<std::string, std::string> Module::tied_names() const {
+    std::map<std::string, std::string> names;
+    for (const Tied& tied : saved_tensors_of(*this)) {
+        for (std::size_t i = 1; i < tied.names.size(); ++i) names[tied.names[i]] = tied.names[0];
+    }
+    return names;
+}
+
+std::int64_t Module::parameter_count() const {
+    std::int64_t count = 0;
+    for (const Tensor& parameter : parameters()) count += parameter.count();
+    return count;
+}
+
+StateDict Module::state_dict() const {
+    StateDict state;
+    for (const Tied& tied : saved_tensors_of(*this)) {
+        for (const std::string& name : tied.names) state[name] = tied.tensor;
+    }
+    return state;
+}
+
+LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
+    struct Copy {
+        Tensor to, from;
+    };
+    std::vector<Copy> copies;
+    std::vector<std::string> unfit;
+    LoadReport report;
+    std::set<std::string> known;
+    for (const Tied& tied : saved_tensors_of(*this)) {
+        std::string given_name;
+        Tensor given;
+        for (const std::string& name : tied.names) {
+            known.insert(name);
+            const auto found = state.find(name);
+            if (found == state.end()) continue;
+            const Tensor& value = found->second;
+            if (value.shape() != tied.tensor.shape()) {
+                unfit.push_back(fmt::format("{} has shape {} here and {} in the state", name,
+                                            pretty(tied.tensor.shape()), pretty(value.shape())));
+            } else if (is_floating(value.dtype()) != is_floating(tied.tensor.dtype())) {
+                unfit.push_back(fmt::format("{} is {} here and {} in the state", name, tied.tensor.dtype(),
+                                            value.dtype()));
+            } else if (given.defined() && !same_values(given, value)) {
+                unfit.push_back(
+                    fmt::format("{} and {} are one tensor here and differ in the state", given_name, name));
+            } else {
+                given_name = name;
+                given = value;
+            }
+        }
+        if (given.defined()) {
+            copies.push_back({tied.tensor, given});
+        } else if (std::none_of(tied.names.begin(), tied.names.end(),
+                                [&](const std::string& name) { return state.contains(name); })) {
+            report.missing.push_back(fmt::format("{}", fmt::join(tied.names, " or ")));
+        }
+    }
+    for (const auto& [name, value] : state) {
+        if (!known.contains(name)) report.unexpected.push_back(name);
+    }
+    const std::string faults =
+        faults_of({{"Missing", strict ? report.missing : std::vector<std::string>()},
+                   {"Unexpected", strict ? report.unexpected : std::vector<std::string>()},
+                   {"Unfit", unfit}});
+    if (!faults.empty()) {
+        throw Error("load_state_dict",
+                    fmt::format("the state does not fit {}.{} Nothing was loaded.", describe(), faults));
+    }
+    const NoGrad guard;
+    for (const Copy& copy : copies) copy.to.copy_(copy.from.to(copy.to.device()));
+    return report;
+}
+
+void Module::replace_tensors(const std::function<Tensor(const Tensor&, Kind)>& change) {
+    std::vector<std::pair<Tensor, Tensor>> replaced;
+    for (const Place& place : places_of(*this)) {
+        const auto known = std::find_if(replaced.begin(), replaced.end(),
+                                        [&](const auto& pair) { return pair.first.is_same(*place.tensor); });
+        if (known != replaced.end()) {
+            *place.tensor = known->second;
+            continue;
+        }
+        const Tensor old = *place.tensor;
+        *place.tensor = change(old, place.kind);
+        replaced.emplace_back(old, *place.tensor);
+    }
+}
+
+namespace {
+
+/// `fresh(tensor)` as a leaf like `tensor`, its gradient treated the same way.
+template <class Fresh>
+Tensor leaf_like(const Tensor& tensor, Fresh fresh) {
+    const NoGrad guard;
+    Tensor leaf = fresh(tensor.detach());
+    if (tensor.requires_grad()) leaf.set_requires_grad();
+    if (tensor.grad().defined()) leaf.set_grad(fresh(tensor.grad().detach()));
+    return leaf;
+}
+
+}  // namespace
+
+void Module::to(Device device) {
+    replace_tensors([&](const Tensor& tensor, Kind) {
+        if (tensor.device() == device) return tensor;
+        return leaf_like(tensor, [&](const Tensor& x) { return x.to(device); });
+    });
+}
+
+void Module::to(DType dtype) {
+    if (!is_floating(dtype)) {
+        throw Error("module.to",
+                    fmt::format("parameters cannot be {}. Choose f64, f32, f16 or bf16.", dtype));
+    }
+    replace_tensors([&](const Tensor& tensor, Kind kind) {
+        if (kind != Kind::parameter || tensor.dtype() == dtype || !is_floating(tensor.dtype())) return tensor;
+        return leaf_like(tensor, [&](const Tensor& x) { return x.to(dtype); });
+    });
+}
+
+void Module::train(bool training) {
+    training_ = training;
+    for (const Member& member : list_members()) {
+        if (member.kind == Kind::module) member.module->train(training);
+    }
+}
+
+void Module::zero_grad() {
+    for (const Tensor& parameter : parameters()) {
+        Tensor handle = parameter;
+        handle.set_grad({});
+    }
+}
+
+void Module::set_requires_grad(bool requires_grad) {
+    for (const Tensor& parameter : parameters()) {
+        Tensor handle = parameter;
+        handle.set_requires_grad(requires_grad);
+    }
+}
+
+EvalMode::EvalMode(Module& module) {
+    const std::function<void(Module&)> enter = [&](Module& one) {
+        modes_.emplace_back(&one, std::exchange(one.training_, false));
+        for (const Member& member : one.list_members()) {
+            if (member.kind == Kind::module) enter(*member.module);
+        }
+    };
+    enter(module);
+}
+
+EvalMode::~EvalMode() {
+    // In reverse, so that a module met twice ends with the mode it had first.
+    for (auto mode = modes_.rbegin(); mode != modes_.rend(); ++mode) mode->first->training_ = mode->second;
+}
+
+Tensor parameter(const Tensor& initial) {
+    Tensor leaf = initial.detach();
+    leaf.set_requires_grad();
+    return leaf;
+}
+
+void detach_copies(Module& module) {
+    module.replace_tensors([](const Tensor& tensor, Kind) {
+        return leaf_like(tensor, [](const Tensor& x) { return x.clone(); });
+    });
+}
+
+std::string to_string(const Module& module) {
+    std::string text;
+    print_tree(module, "", 0, text);
+    return text + with_commas(module.parameter_count()) + " parameters";
+}
+
+std::ostream& operator<<(std::ostream& stream, const Module& module) { return stream << to_string(module); }
+
+}  // namespace potluck::nn

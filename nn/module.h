@@ -1,0 +1,174 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace potluck::nn {
+
+class Module;
+
+/// Tensors by name: what a module or an optimizer consists of.
+using StateDict = std::map<std::string, Tensor>;
+
+struct NamedTensor {
+    std::string name;
+    Tensor tensor;
+};
+
+/// One thing that a module consists of: a tensor or another module.
+struct Member {
+    enum class Kind { parameter, buffer, unsaved_buffer, module };
+
+    std::string name;
+    Kind kind = Kind::parameter;
+    Tensor* tensor = nullptr;  // of a parameter or buffer
+    Module* module = nullptr;  // of a module
+};
+
+/// Collects the members that Module::members() names: `m("up", up)("down", down).buffer("mean", mean)`.
+class Members {
+public:
+    /// A tensor that is trained. An undefined one (an absent bias) is left out.
+    Members& operator()(const std::string& name, Tensor& parameter);
+    Members& operator()(const std::string& name, Module& module);
+    /// A list: its entries are called name.0, name.1, ...
+    template <class T>
+    Members& operator()(const std::string& name, std::vector<T>& list) {
+        for (std::size_t i = 0; i < list.size(); ++i) (*this)(name + "." + std::to_string(i), list[i]);
+        return *this;
+    }
+    /// A module that lives elsewhere, of any type derived from Module. An empty pointer is left out.
+    template <class T>
+    Members& operator()(const std::string& name, std::unique_ptr<T>& pointer) {
+        if (pointer != nullptr) (*this)(name, *pointer);
+        return *this;
+    }
+    /// A tensor that belongs to the module but is not trained: running statistics, tables. `saved` false keeps it out of
+    /// the state dict (what can be computed again). Buffers move with to(device) and keep their dtype in to(dtype).
+    Members& buffer(const std::string& name, Tensor& tensor, bool saved = true);
+
+    const std::vector<Member>& list() const { return list_; }
+
+private:
+    void add(Member member);  // throws Error for an empty name or one that is taken
+
+    std::vector<Member> list_;
+};
+
+/// How a state fits a module: see Module::load_state_dict().
+struct LoadReport {
+    std::vector<std::string> missing;     // in the module, not in the state
+    std::vector<std::string> unexpected;  // in the state, not in the module
+};
+
+/// The base of everything with parameters. A module is a plain struct: its layers are members, which members() names
+/// once, and forward() computes:
+///
+///     struct Net : nn::Module {
+///         nn::Linear up{784, 256}, down{256, 10};
+///         void members(nn::Members& m) override { m("up", up)("down", down); }
+///         Tensor forward(const Tensor& x) override { return down(relu(up(x))); }
+///     };
+///
+/// Copies share their parameters, as copies of a Tensor do; clone() makes parameters of its own. A tensor that stands
+/// at two places (GPT-2's embedding is also its output layer) is tied: it counts once in parameters(), keeps both names
+/// in the state dict, and stays tied through to(), clone() and loading.
+class Module {
+public:
+    Module() = default;
+    virtual ~Module() = default;
+    Module(const Module&) = default;
+    Module(Module&&) = default;
+    Module& operator=(const Module&) = default;
+    Module& operator=(Module&&) = default;
+
+    /// Names the members. A module without any (an activation) need not override it.
+    virtual void members(Members& m);
+    /// Computes. Throws Error unless overridden.
+    virtual Tensor forward(const Tensor& x);
+    Tensor operator()(const Tensor& x) { return forward(x); }
+    /// What training makes smaller: a scalar, by default the mean cross-entropy of forward(inputs) over the targets that
+    /// are not -100.
+    virtual Tensor loss(const Tensor& inputs, const Tensor& targets);
+    /// The module in one line, such as "Linear(784, 256)", for printing. By default the name of its type.
+    virtual std::string describe() const;
+
+    /// Every trained tensor once, in the order of members().
+    std::vector<Tensor> parameters() const;
+    /// The same with full names, such as "transformer.h.0.ln_1.weight"; a tied tensor has its first name.
+    std::vector<NamedTensor> named_parameters() const;
+    /// Further names of tied tensors, and the first name of each.
+    std::map<std::string, std::string> tied_names() const;
+    /// Number of trained numbers (tied tensors count once).
+    std::int64_t parameter_count() const;
+
+    /// Parameters and saved buffers by all their names. The tensors themselves, not copies.
+    StateDict state_dict() const;
+    /// Copies `state` into this module, converting dtypes and devices. Of the names of a tied tensor one is enough; two
+    /// that hold different values are an error. With `strict`, missing and unexpected names are errors; without, they
+    /// are returned. One Error lists everything that does not fit, and then nothing was changed.
+    LoadReport load_state_dict(const StateDict& state, bool strict = true);
+
+    /// Moves parameters, their gradients and buffers to a device. Make optimizers afterwards: they hold the parameters.
+    void to(Device device);
+    /// Converts parameters (and their gradients) to a floating dtype; buffers keep theirs.
+    void to(DType dtype);
+    /// Tells this module and all below that they are being trained (dropout works), or used (it does not).
+    void train(bool training = true);
+    void eval() { train(false); }
+    bool is_training() const { return training_; }
+    /// Drops the gradients of all parameters.
+    void zero_grad();
+    /// Makes all parameters collect gradients, or none (frozen).
+    void set_requires_grad(bool requires_grad);
+
+    /// Replaces every tensor by what `change` makes of it; tied tensors stay tied. What to() and clone() are made of.
+    void replace_tensors(const std::function<Tensor(const Tensor& tensor, Member::Kind kind)>& change);
+    /// The members of this module alone, as members() names them.
+    std::vector<Member> list_members() const;
+
+private:
+    friend class EvalMode;
+
+    bool training_ = true;
+};
+
+/// Puts a module and all below into evaluation while it lives, then each back to what it was.
+class EvalMode {
+public:
+    explicit EvalMode(Module& module);
+    ~EvalMode();
+    EvalMode(const EvalMode&) = delete;
+    EvalMode& operator=(const EvalMode&) = delete;
+
+private:
+    std::vector<std::pair<Module*, bool>> modes_;
+};
+
+/// A tensor made into a parameter: a leaf that collects gradients.
+Tensor parameter(const Tensor& initial);
+
+/// A copy of a module with parameters and buffers of its own.
+template <std::copyable M>
+requires std::derived_from<M, Module> M clone(const M& module) {
+    M copy = module;
+    detach_copies(copy);
+    return copy;
+}
+/// Gives a module its own copies of all tensors that it shares with others. What clone() is made of.
+void detach_copies(Module& module);
+
+/// The modules as a tree, one a line, with the number of parameters.
+std::string to_string(const Module& module);
+std::ostream& operator<<(std::ostream& stream, const Module& module);
+
+}  // namespace potluck::nn
