@@ -187,6 +187,7 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
         fs::remove_all(replaced);
         const std::vector<fs::path> checkpoints = complete_checkpoints(folder);
         for (std::size_t i = static_cast<std::size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
+            if (checkpoints[i] == complete) continue;  // older steps may follow a newer run's
             fs::remove(checkpoints[i] / marker_file);  // first, so that no half-removed folder looks complete
             fs::remove_all(checkpoints[i]);
         }

@@ -64,7 +64,7 @@ bool matches(std::string_view pattern, std::string_view name) {
     return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
-Optimizer::Optimizer(const char* op, std::vector<nn::NamedTensor> parameters, double learning_rate,
+Optimizer::Optimizer(const char* op, const std::vector<nn::NamedTensor>& parameters, double learning_rate,
                      double weight_decay, const std::vector<ParameterGroup>& groups,
                      std::vector<std::string> moment_names)
     : op_(op), moment_names_(std::move(moment_names)), learning_rate_(learning_rate) {
@@ -74,7 +74,7 @@ Optimizer::Optimizer(const char* op, std::vector<nn::NamedTensor> parameters, do
     if (parameters.empty()) throw Error(op, "there is no parameter to optimize.");
     std::vector<bool> used(groups.size(), false);
     std::set<std::string> names;
-    for (auto& [name, parameter] : parameters) {
+    for (const auto& [name, parameter] : parameters) {
         if (!is_floating(parameter.dtype())) {
             throw Error(op, fmt::format("parameter {} is {}. Only floating dtypes can be trained.", name,
                                         parameter.dtype()));

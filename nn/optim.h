@@ -63,7 +63,7 @@ protected:
         std::uint64_t version = 0;  // of the parameter's storage after the last update
     };
 
-    Optimizer(const char* op, std::vector<nn::NamedTensor> parameters, double learning_rate,
+    Optimizer(const char* op, const std::vector<nn::NamedTensor>& parameters, double learning_rate,
               double weight_decay, const std::vector<ParameterGroup>& groups,
               std::vector<std::string> moment_names);
 

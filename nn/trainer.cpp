@@ -71,6 +71,7 @@ Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& 
                  TrainerOptions options)
     : module_(module), optimizer_(optimizer), loader_(loader), options_(std::move(options)) {
     const auto refuse = [](const std::string& message) { throw Error("trainer", message); };
+    if (module_.parameters().empty()) refuse("the module has no parameters. Name them in members().");
     if (options_.steps < 0 || options_.epochs < 0 || options_.steps + options_.epochs == 0) {
         refuse(fmt::format("steps is {} and epochs is {}. Say how long to train by one of them.",
                            options_.steps, options_.epochs));

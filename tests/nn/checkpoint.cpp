@@ -176,6 +176,8 @@ TEST_CASE("checkpoint: only the newest are kept") {
     CHECK_FALSE(fs::exists(folder / "step_00000002"));
     CHECK(fs::exists(folder / "step_00000003"));
     CHECK(fs::exists(folder / "step_00000004"));
+    save_at(folder.path(), 1, 2);  // what was just saved always stays
+    CHECK(fs::exists(folder / "step_00000001"));
 }
 
 TEST_CASE("checkpoint: a folder that cannot be written gives one clear error") {

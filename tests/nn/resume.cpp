@@ -2,6 +2,7 @@
 // of threads.
 
 #include <doctest/doctest.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@
 using namespace potluck;
 
 namespace {
+
+constexpr const char* task_variable = "POTLUCK_RESUME_TASK";
 
 std::string environment(const char* name) {
     const char* value = std::getenv(name);
@@ -47,22 +50,28 @@ void train(const std::string& folder, bool resume, std::int64_t stop, int thread
         .fit();
 }
 
-/// Runs this program again, for the work above.
-void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t stop, int thread_count,
-                            DType dtype) {
-    const std::string task = folder + "\n" + (resume ? "1" : "0") + " " + std::to_string(stop) + " " +
-                             std::to_string(thread_count) + " " + std::to_string(static_cast<int>(dtype));
-    const std::string filter = std::string("--test-case=") + "resume: a new process*";
+/// Starts this program again, for one test case whose body finds `task` in the environment.
+pid_t start_child(const std::string& test_case, const std::string& task) {
+    const std::string filter = "--test-case=" + test_case;
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        setenv("POTLUCK_RESUME_TASK", task.c_str(), 1);
+        setenv(task_variable, task.c_str(), 1);
         unsetenv("POTLUCK_TEST_RESULTS");
         unsetenv("POTLUCK_TEST_FILTER");
         execl("/proc/self/exe", "test", filter.c_str(), "--no-intro", "--no-version", "-m",
               static_cast<char*>(nullptr));
         _exit(127);
     }
+    return child;
+}
+
+/// Runs this program again, for the work above.
+void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t stop, int thread_count,
+                            DType dtype) {
+    const std::string task = folder + "\n" + (resume ? "1" : "0") + " " + std::to_string(stop) + " " +
+                             std::to_string(thread_count) + " " + std::to_string(static_cast<int>(dtype));
+    const pid_t child = start_child("resume: a new process*", task);
     int status = 0;
     REQUIRE(waitpid(child, &status, 0) == child);
     REQUIRE(WIFEXITED(status));
@@ -103,7 +112,7 @@ void check_equal(const Outcome& a, const Outcome& b) {
 }  // namespace
 
 TEST_CASE("resume: a new process goes on with the same bits, with 1 and with 2 threads") {
-    const std::string task = environment("POTLUCK_RESUME_TASK");
+    const std::string task = environment(task_variable);
     if (!task.empty()) {  // this is the child
         const std::size_t line_end = task.find('\n');
         std::istringstream numbers(task.substr(line_end + 1));
@@ -128,5 +137,37 @@ TEST_CASE("resume: a new process goes on with the same bits, with 1 and with 2 t
             check_equal(outcome_of(broken), unbroken[thread_count]);
         }
         check_equal(unbroken[1], unbroken[2]);
+    }
+}
+
+TEST_CASE("resume: a run that is killed while it saves leaves a checkpoint that loads") {
+    const std::string task = environment(task_variable);
+    const auto make = [] {
+        manual_seed(6);
+        return nn::GPT2({.vocabulary = 100, .context = 16, .width = 64, .heads = 2, .layers = 2});
+    };
+    if (!task.empty()) {  // this is the child: it saves until it is killed
+        nn::GPT2 model = make();
+        optim::AdamW optimizer(model);
+        model.loss(zeros({1, 8}, {DType::i64}), zeros({1, 8}, {DType::i64})).backward();
+        optimizer.step();
+        for (std::int64_t step = 1; step < 100000; ++step)
+            save_checkpoint(task, model, optimizer, {.step = step % 7}, 2);
+        return;
+    }
+    const test::TemporaryFolder folder;
+    nn::GPT2 model = make();
+    optim::AdamW optimizer(model);
+    for (int kill_at = 0; kill_at < 5; ++kill_at) {
+        const pid_t child = start_child("resume: a run that is killed*", folder.path());
+        while (!latest_checkpoint(folder.path())) usleep(1000);
+        usleep(static_cast<useconds_t>(20000 + 7919 * kill_at));
+        kill(child, SIGKILL);
+        int status = 0;
+        REQUIRE(waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status));
+        const std::optional<std::string> latest = latest_checkpoint(folder.path());
+        REQUIRE(latest.has_value());
+        load_checkpoint(*latest, model, optimizer);
     }
 }

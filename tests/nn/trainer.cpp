@@ -367,6 +367,9 @@ TEST_CASE("trainer: bad options are refused") {
     const auto refused = [&](TrainerOptions options) {
         return [&model, &optimizer, &loader, options] { Trainer(model, optimizer, loader, options); };
     };
+    nn::Dropout nothing_to_train;
+    check_error([&] { Trainer(nothing_to_train, optimizer, loader, {.steps = 1}); },
+                {"[trainer]", "no parameters"});
     check_error(refused({}), {"[trainer]", "steps is 0 and epochs is 0"});
     check_error(refused({.steps = -1}), {"steps is -1"});
     check_error(refused({.steps = 1, .accumulate = -2}), {"accumulate is -2"});
