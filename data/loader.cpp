@@ -184,7 +184,7 @@ public:
         try {
             for (std::size_t worker = 0; worker < shared_->workers.size(); ++worker)
                 threads_.emplace_back(
-                    [shared = shared_, worker](std::stop_token stop) { work(stop, *shared, worker); });
+                    [shared = shared_, worker](const std::stop_token& stop) { work(stop, *shared, worker); });
         } catch (const std::system_error& error) {
             throw Error("Loader", fmt::format("cannot start worker thread {} of {}: {}. Use fewer workers.",
                                               threads_.size() + 1, workers, error.what()));
