@@ -259,8 +259,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     }
 }
 
-SGD::SGD(std::vector<nn::NamedTensor> parameters, const SGDOptions& options)
-    : Optimizer("sgd", std::move(parameters), options.learning_rate, options.weight_decay, options.groups,
+SGD::SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options)
+    : Optimizer("sgd", parameters, options.learning_rate, options.weight_decay, options.groups,
                 options.momentum == 0.0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"}),
       options_(options) {
     check_share("sgd", "momentum", options.momentum);
@@ -283,8 +283,8 @@ void SGD::update(Slot& slot, Tensor& weights, const Tensor& gradient, double lea
     backend(weights.device()).sgd(step, weights, gradient, slot.moments.empty() ? none : slot.moments[0]);
 }
 
-AdamW::AdamW(std::vector<nn::NamedTensor> parameters, const AdamWOptions& options)
-    : Optimizer("adamw", std::move(parameters), options.learning_rate, options.weight_decay, options.groups,
+AdamW::AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options)
+    : Optimizer("adamw", parameters, options.learning_rate, options.weight_decay, options.groups,
                 {"first_moment", "second_moment"}),
       options_(options) {
     check_share("adamw", "beta1", options.beta1);

@@ -98,7 +98,7 @@ public:
     /// Throws Error for options out of range and for a group that matches no parameter.
     explicit SGD(const nn::Module& module, const SGDOptions& options = {})
         : SGD(module.named_parameters(), options) {}
-    explicit SGD(std::vector<nn::NamedTensor> parameters, const SGDOptions& options = {});
+    explicit SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options = {});
 
 private:
     void update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) override;
@@ -122,7 +122,7 @@ public:
     /// Throws Error for options out of range and for a group that matches no parameter.
     explicit AdamW(const nn::Module& module, const AdamWOptions& options = {})
         : AdamW(module.named_parameters(), options) {}
-    explicit AdamW(std::vector<nn::NamedTensor> parameters, const AdamWOptions& options = {});
+    explicit AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options = {});
 
 private:
     void update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) override;
