@@ -149,9 +149,9 @@ void copy_rows(const Plan& plan) {
 
 // ---- transpose: source and target are dense along different axes ----
 
-constexpr std::int64_t tile = 32;
+constexpr std::int64_t tile = 64;
 
-/// A tile of up to 32 x 32 elements: rows of the source are read whole, turned in a small buffer (that stays in the
+/// A tile of up to 64 x 64 elements: rows of the source are read whole, turned in a small buffer (that stays in the
 /// first-level cache), and rows of the target are written whole.
 template <class Word>
 void turn_tile(const std::byte* from, std::int64_t from_stride, Word* turned, std::int64_t source_rows,
@@ -183,13 +183,14 @@ void copy_transposed(const Plan& plan, std::size_t dense) {
         outer.to.strides.erase(outer.to.strides.begin() + static_cast<std::ptrdiff_t>(axis));
     }
     const std::int64_t planes = product(outer.sizes, outer.sizes.size());
-    parallel_for(planes * column_tiles * row_tiles, 16, [&](std::int64_t first, std::int64_t last) {
+    parallel_for(planes * row_tiles * column_tiles, 4, [&](std::int64_t first, std::int64_t last) {
         alignas(64) std::array<Word, tile * tile> turned;
         for (std::int64_t index = first; index < last; ++index) {
             const auto [from_plane, to_plane] =
-                offsets_at(outer, outer.sizes.size(), index / (column_tiles * row_tiles));
-            const std::int64_t column = index / row_tiles % column_tiles * tile;
-            const std::int64_t row = index % row_tiles * tile;
+                offsets_at(outer, outer.sizes.size(), index / (row_tiles * column_tiles));
+            // Along the source's rows, where the next lines are being fetched already.
+            const std::int64_t column = index % column_tiles * tile;
+            const std::int64_t row = index / column_tiles % row_tiles * tile;
             const std::int64_t columns = std::min(tile, plan.sizes[dense] - column);
             const std::int64_t rows = std::min(tile, plan.sizes[inner] - row);
             turn_tile(plan.from.at(from_plane + row * from_stride + column), from_stride, turned.data(), rows,

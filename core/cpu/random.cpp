@@ -174,8 +174,10 @@ void CpuBackend::dropout(RandomKey key, double p, const Tensor& x, Tensor& y) {
         const T scale = static_cast<T>(1.0 / (1.0 - p));
         BlockMap<T, T>::run_at(y, x, [&](std::int64_t first, T* to, const T* from, std::int64_t n) {
             const WordBlock<std::uint32_t> words(key, first, n);
-            for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i)
-                to[i] = words[i] >= lowest_kept ? from[i] * scale : T{0};
+            for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+                const T scaled = from[i] * scale;  // on its own line: so the compiler finds vectors
+                to[i] = words[i] >= lowest_kept ? scaled : T{0};
+            }
         });
     });
 }

@@ -8,10 +8,10 @@
 namespace potluck::cpu {
 namespace {
 
-constexpr std::int64_t blocks_at_once = 16;  // one 512-bit register for each of the four numbers
+constexpr std::int64_t blocks_at_once = 64;  // several registers at once hide how long a product takes
 constexpr std::int64_t words_at_once = 4 * blocks_at_once;
 
-/// Blocks place .. place + 15: the rounds of philox4x32() with each line over 16 blocks, so that the compiler turns it
+/// Blocks place .. place + 63: the rounds of philox4x32() with each line over 64 blocks, so that the compiler turns it
 /// into vector instructions.
 void philox_many(std::uint64_t seed, std::uint64_t place, std::uint32_t stream, std::uint32_t* words) {
     std::array<std::uint32_t, blocks_at_once> c0, c1, c2, c3;
@@ -24,7 +24,7 @@ void philox_many(std::uint64_t seed, std::uint64_t place, std::uint32_t stream, 
     auto key0 = static_cast<std::uint32_t>(seed);
     auto key1 = static_cast<std::uint32_t>(seed >> 32);
     for (int round = 0; round < philox_rounds; ++round) {
-#pragma omp simd  // else the compiler unrolls the 16 steps first and finds no vectors any more
+#pragma omp simd  // else the compiler unrolls the steps first and finds no vectors any more
         for (std::size_t i = 0; i < blocks_at_once; ++i) {
             const std::uint64_t a = std::uint64_t{philox_multipliers[0]} * c0[i];
             const std::uint64_t b = std::uint64_t{philox_multipliers[1]} * c2[i];

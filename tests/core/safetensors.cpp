@@ -218,7 +218,7 @@ TEST_CASE("safetensors: a hundred thousand tensors on one range cost neither mem
         return 0LL;
     };
     std::ofstream("/proc/self/clear_refs") << "5";  // begin the count of the peak anew
-    const auto before = status("VmRSS:");
+    [[maybe_unused]] const auto before = status("VmRSS:");
     const auto start = std::chrono::steady_clock::now();
     CHECK_THROWS_WITH_AS(load_safetensors(folder / "file"), doctest::Contains("overlaps"), Error);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
