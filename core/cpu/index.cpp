@@ -95,50 +95,53 @@ Tensor axis_last(const Tensor& x, std::int64_t axis) {
     return x.alias(shape, strides, x.offset());
 }
 
-/// One line along axis belongs to one thread, and is filled in order. Half types add up a whole line in f32 first.
+/// One line along axis belongs to one thread, and is filled in order. A line of a half type, or one in which places are
+/// hit many times, adds up in f64 (integers: i64) first.
 template <class T>
 void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
+    using Sum = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;  // unsigned: wraps around
+    using Stored = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
     const Tensor chosen_lines = axis_last(index, axis);
     const Tensor source_lines = axis_last(source, axis);
     const std::int64_t length = chosen_lines.size(-1);
     const std::int64_t size = y.size(axis);
     const std::int64_t step = y.strides()[static_cast<std::size_t>(axis)];
     // The first element of each line of y, for the lines that the index has.
-    Shape line_shape(chosen_lines.shape().begin(), chosen_lines.shape().end() - 1);
+    const Shape line_shape(chosen_lines.shape().begin(), chosen_lines.shape().end() - 1);
     Strides line_strides = axis_last(y, axis).strides();
     line_strides.pop_back();
     auto* base = static_cast<std::byte*>(y.raw_data());
     const std::int64_t element = size_of(y.dtype());
-    const bool direct = y.dtype() == dtype_of<T>();
+    const bool direct = y.dtype() == dtype_of<T>() && length <= size;
 
-    const std::int64_t lines = length == 0 ? 0 : index.count() / length;
-    const std::int64_t piece = std::max<std::int64_t>(1, piece_size / std::max<std::int64_t>(1, length));
-    parallel_for(lines, piece, [&](std::int64_t begin, std::int64_t end) {
-        BlockReader<std::int64_t> indices(chosen_lines);
-        BlockReader<T> values(source_lines);
-        const Cursor places(line_shape, line_strides);
-        std::vector<T> buffer(direct ? 0 : static_cast<std::size_t>(size));
-        for (std::int64_t line = begin; line < end; ++line) {
-            std::byte* line_base = base + places.offset_of(line) * element;
-            if (!direct) convert_to(buffer.data(), line_base, y.dtype(), step, size);
-            T* to = direct ? reinterpret_cast<T*>(line_base) : buffer.data();
-            const std::int64_t to_step = direct ? step : 1;
-            for (std::int64_t first = 0; first < length; first += block_size) {
-                const std::int64_t n = std::min(block_size, length - first);
-                const std::int64_t* chosen = indices.read(line * length + first, n);
-                const T* add = values.read(line * length + first, n);
-                for (std::int64_t i = 0; i < n; ++i) {
-                    T& sum = to[chosen[i] * to_step];
-                    if constexpr (std::is_integral_v<T>)  // wraps around
-                        sum = static_cast<T>(static_cast<std::uint64_t>(sum) +
-                                             static_cast<std::uint64_t>(add[i]));
-                    else
-                        sum += add[i];
+    const std::int64_t lines = index.count() / length;
+    parallel_for(
+        lines, std::max<std::int64_t>(1, piece_size / length), [&](std::int64_t begin, std::int64_t end) {
+            BlockReader<std::int64_t> indices(chosen_lines);
+            BlockReader<T> values(source_lines);
+            const Cursor places(line_shape, line_strides);
+            std::vector<Stored> buffer(direct ? 0 : static_cast<std::size_t>(size));
+            auto* sums = reinterpret_cast<Sum*>(buffer.data());
+            for (std::int64_t line = begin; line < end; ++line) {
+                std::byte* line_base = base + places.offset_of(line) * element;
+                if (!direct) convert_to(buffer.data(), line_base, y.dtype(), step, size);
+                for (std::int64_t first = 0; first < length; first += block_size) {
+                    const std::int64_t n = std::min(block_size, length - first);
+                    const std::int64_t* chosen = indices.read(line * length + first, n);
+                    const T* add = values.read(line * length + first, n);
+                    if (direct) {
+                        auto* to =
+                            reinterpret_cast<std::conditional_t<std::is_integral_v<T>, std::uint64_t, T>*>(
+                                line_base);
+                        for (std::int64_t i = 0; i < n; ++i)
+                            to[chosen[i] * step] += static_cast<std::remove_pointer_t<decltype(to)>>(add[i]);
+                    } else {
+                        for (std::int64_t i = 0; i < n; ++i) sums[chosen[i]] += static_cast<Sum>(add[i]);
+                    }
                 }
+                if (!direct) convert_from(buffer.data(), line_base, y.dtype(), step, size);
             }
-            if (!direct) convert_from(buffer.data(), line_base, y.dtype(), step, size);
-        }
-    });
+        });
 }
 
 }  // namespace

@@ -58,13 +58,12 @@ inline float exponential_weight(float x) {
     const float shifted = x * log2_of_e + to_integer;
     const float n = shifted - to_integer;
     const float r = (x - n * ln2_high) - n * ln2_low;
-    const float p =
-        (((0x1.6a1aaep-10F * r + 0x1.123fc6p-7F) * r + 0x1.555916p-5F) * r + 0x1.55548ap-3F) * r +
-        0x1.fffffcp-2F;
+    const float p = (((0x1.6a1aaep-10F * r + 0x1.123fc6p-7F) * r + 0x1.555916p-5F) * r + 0x1.55548ap-3F) * r +
+                    0x1.fffffcp-2F;
     const float e = 1.0F + (r + r * r * p);
     // Times 2^n, by way of the exponent; the bits of to_integer are shifted out.
-    const float y = std::bit_cast<float>(std::bit_cast<std::uint32_t>(e) +
-                                         (std::bit_cast<std::uint32_t>(shifted) << 23));
+    const float y =
+        std::bit_cast<float>(std::bit_cast<std::uint32_t>(e) + (std::bit_cast<std::uint32_t>(shifted) << 23));
     return x < -87.0F ? 0.0F : y;
 }
 inline double exponential_weight(double x) { return std::exp(x); }
@@ -134,8 +133,7 @@ inline NormalTail normal_tail(float x) {
     const float high = std::bit_cast<float>(std::bit_cast<std::uint32_t>(a) & 0xfffff000U);
     const float bell = detail::exponential_of_sum(-0.5F * high * high, -0.5F * (a - high) * (a + high));
     // tail = bell / (1 + a) Q(t) with t = (a - 4) / (a + 4), relative error 2^-29
-    const float reciprocal = 1.0F / ((a + 4.0F) * (a + 1.0F));
-    const float t = (a - 4.0F) * ((a + 1.0F) * reciprocal);
+    const float t = (a - 4.0F) / (a + 4.0F);
     float q = -0x1.2c30d6p-14F;
     q = q * t - 0x1.fb147ep-15F;
     q = q * t + 0x1.6b4bc4p-11F;
@@ -147,7 +145,7 @@ inline NormalTail normal_tail(float x) {
     q = q * t + 0x1.cabd1ep-7F;
     q = q * t - 0x1.8c18f0p-4F;
     q = q * t + 0x1.e361eap-2F;
-    return {bell * ((a + 4.0F) * reciprocal) * q, bell};
+    return {bell * q / (a + 1.0F), bell};
 }
 
 /// The error function to 2 ulp.

@@ -44,7 +44,7 @@ std::vector<Tensor> make_inputs(const Row& row, const Case& sample, DType dtype,
             for (double& value : values) {
                 value = input.low + (input.high - input.low) * value;
                 if (wanted == DType::boolean) value = value > 0.5 * (input.low + input.high) ? 1.0 : 0.0;
-                if (is_integer(wanted)) value = std::floor(value);
+                if (is_integer(wanted) || input.whole) value = std::floor(value);
                 if (wanted == DType::u8) value = std::fabs(value);
             }
         }
@@ -170,6 +170,11 @@ bool same_bits(const Tensor& a, const Tensor& b) {
     return true;
 }
 
+/// Large inputs are there for the threads. They need not be seen in every dtype.
+bool is_worth_while(const Case& sample, DType dtype) {
+    return elements_of(sample) < 5000 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::i64;
+}
+
 /// Calls test(row, sample, device, dtype) for all that the table has, or for what POTLUCK_OP names.
 template <class Test>
 void for_each_case(const std::vector<DType>& dtypes, Test test) {
@@ -180,12 +185,13 @@ void for_each_case(const std::vector<DType>& dtypes, Test test) {
             for (const DType dtype : row.dtypes) {
                 if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) continue;
                 for (const Case& sample : row.cases) {
+                    if (!is_worth_while(sample, dtype)) continue;
                     const std::string name = describe(row, sample, dtype);
                     INFO(name);
                     try {
                         test(row, sample, device, dtype);
                     } catch (const std::exception& error) {
-                        FAIL_CHECK("threw: " << error.what());
+                        FAIL_CHECK("threw: " << std::string(error.what()));
                     }
                 }
             }
@@ -217,7 +223,7 @@ TEST_CASE("ops: values, shapes and dtypes agree with a reference in f64") {
 
 TEST_CASE("ops: gradients agree with differences in f64") {
     for_each_case({DType::f64}, [](const Row& row, const Case& sample, Device device, DType dtype) {
-        if (!row.differentiable || elements_of(sample) > 150) return;
+        if (!row.differentiable || !row.gradcheck || elements_of(sample) > 150) return;
         std::vector<Tensor> inputs = make_inputs(row, sample, dtype, device);
         bool any = false;
         for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -264,8 +270,7 @@ TEST_CASE("ops: gradients in every floating dtype agree with those in f64") {
             CHECK(got.gradients[i].defined() == expected.gradients[i].defined());
             if (!got.gradients[i].defined() || !expected.gradients[i].defined()) continue;
             CHECK(name_of(got.gradients[i].dtype()) == name_of(dtype));
-            // Backward may round more than once on the way.
-            const Tolerance tolerance = scaled(tolerance_of(dtype), 4.0 * row.gradient_tolerance);
+            const Tolerance tolerance = scaled(gradient_tolerance_of(dtype), row.gradient_tolerance);
             CHECK(difference(got.gradients[i], as_arrays({expected.gradients[i]})[0], tolerance) == "");
         }
     });
@@ -276,7 +281,7 @@ TEST_CASE("ops: strided inputs give what their contiguous copies give") {
                                                            DType dtype) {
         const std::vector<Tensor> inputs = make_inputs(row, sample, dtype, device);
         for (const Layout& layout : layouts) {
-            INFO(name);
+            INFO(layout.name);
             std::vector<Tensor> strided;
             std::vector<Tensor> copies;
             for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -297,7 +302,7 @@ TEST_CASE("ops: strided inputs give what their contiguous copies give") {
                 INFO("the gradient of input " << i);
                 CHECK(got.gradients[i].defined() == expected.gradients[i].defined());
                 if (!got.gradients[i].defined() || !expected.gradients[i].defined()) continue;
-                const Tolerance tolerance = scaled(tolerance_of(dtype), 4.0 * row.gradient_tolerance);
+                const Tolerance tolerance = scaled(gradient_tolerance_of(dtype), row.gradient_tolerance);
                 CHECK(difference(got.gradients[i], as_arrays({expected.gradients[i]})[0], tolerance) == "");
             }
         }

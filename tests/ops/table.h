@@ -40,6 +40,7 @@ struct Input {
         std::nullopt;                 // in every mode (indices, masks); otherwise the dtype under test
     std::vector<double> values = {};  // instead of random ones
     bool differentiable = true;
+    bool whole = false;  // whole numbers: ties and zeros
 };
 
 using Call = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
@@ -47,7 +48,7 @@ using Reference = std::function<std::vector<Array>(const std::vector<Array>&)>;
 
 /// One set of inputs, the op with its options on them, and what must come out.
 struct Case {
-    std::vector<Input> inputs;
+    std::vector<Input> inputs = {};
     Call call;
     Reference reference = {};  // empty for random ops: their values are tested elsewhere
     std::string note = {};     // told on failure, beside the shapes
@@ -77,14 +78,15 @@ std::vector<DType> all_dtypes();       // these and bool
 
 struct Row {
     std::string op;  // the public function
-    std::vector<Case> cases;
+    std::vector<Case> cases = {};
     std::vector<DType> dtypes = floating_dtypes();
     std::vector<ResultDType> results = {
         same_dtype};  // of each output; the last one stands for all that follow
     bool differentiable = true;
     bool twice_differentiable = true;
+    bool gradcheck = true;            // false where rounding makes differences useless
     double tolerance = 1.0;           // times tolerance_of(dtype)
-    double gradient_tolerance = 1.0;  // the same for gradients
+    double gradient_tolerance = 1.0;  // times gradient_tolerance_of(dtype)
     std::vector<Refusal> refusals = {};
 };
 
@@ -93,8 +95,10 @@ struct Tolerance {
     double relative;
     double absolute;
 };
-/// The tolerances of all ops, in one place.
+/// The tolerances of all ops, in one place: for results, which are rounded once, and for gradients, whose backward
+/// rounds on the way (in half types also terms that then cancel).
 Tolerance tolerance_of(DType dtype);
+Tolerance gradient_tolerance_of(DType dtype);
 /// Whether got is expected, within the tolerance. NaN equals NaN.
 bool is_close(double got, double expected, Tolerance tolerance);
 /// An empty text when all values and the shape agree, else a line that says where they do not.
@@ -157,8 +161,8 @@ Array broadcast(const Array& x, const Shape& shape);
 /// Element by element, with broadcasting.
 Array map(const Array& x, const Array& y, const std::function<double(double, double)>& function);
 /// Each slice over `axes` (none: all; negative: from the back) given to `function` in row-major order.
-Array reduce(const Array& x, const std::vector<std::int64_t>& axes, bool keep_axes,
-             const std::function<double(const std::vector<double>&)>& function);
+Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool keep_axes,
+                  const std::function<double(const std::vector<double>&)>& function);
 
 // ---- the rows, by family ----
 

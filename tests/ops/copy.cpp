@@ -1,0 +1,94 @@
+#include "autograd/ops/copy.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/ops/view.h"
+#include "core/factories.h"
+#include "tests/ops/table.h"
+
+namespace potluck::test {
+namespace {
+
+const Reference same_values = [](const std::vector<Array>& x) { return x; };
+
+template <class Function>
+std::vector<Case> copy_cases(Function function, double low = -3.0) {
+    std::vector<Case> cases;
+    for (const Shape& shape : usual_shapes())
+        cases.push_back({.inputs = {{.shape = shape, .low = low, .high = 4.0}},
+                         .call = call(function),
+                         .reference = same_values});
+    return cases;
+}
+
+template <DType dtype>
+DType constant(DType) {
+    return dtype;
+}
+
+/// Conversion to one dtype, from all.
+template <DType target>
+Row to_row() {
+    // u8 has no negative numbers: a floating one becomes 0, an integer wraps. Tested below.
+    Row row{
+        .op = "to",
+        .cases = copy_cases([](const Tensor& x) { return to(x, target); }, target == DType::u8 ? 0.0 : -3.0),
+        .dtypes = all_dtypes(),
+        .results = {constant<target>},
+        .differentiable = is_floating(target),
+        .gradcheck = target == DType::f64};
+    for (Case& sample : row.cases) {
+        sample.note = "to " + std::string(name_of(target));
+        if (!is_floating(target) && target != DType::boolean)
+            sample.reference =
+                reference([](const Array& x) { return map(x, [](double v) { return std::trunc(v); }); });
+    }
+    return row;
+}
+
+}  // namespace
+
+std::vector<Row> copy_rows() {
+    Row move_row{.op = "to",
+                 .cases = copy_cases([](const Tensor& x) { return to(x, Device::cpu()); }),
+                 .dtypes = all_dtypes()};
+    return {{.op = "contiguous",
+             .cases = copy_cases([](const Tensor& x) { return contiguous(x); }),
+             .dtypes = all_dtypes()},
+            {.op = "clone",
+             .cases = copy_cases([](const Tensor& x) { return clone(x); }),
+             .dtypes = all_dtypes()},
+            move_row,
+            to_row<DType::f64>(),
+            to_row<DType::f32>(),
+            to_row<DType::f16>(),
+            to_row<DType::bf16>(),
+            to_row<DType::i64>(),
+            to_row<DType::i32>(),
+            to_row<DType::u8>(),
+            to_row<DType::boolean>()};
+}
+
+TEST_CASE("copy: contiguous and to give x itself where nothing is to do, clone never does") {
+    const Tensor x = ones({2, 3});
+    CHECK(contiguous(x).is_same(x));
+    CHECK(to(x, DType::f32).is_same(x));
+    CHECK(to(x, Device::cpu()).is_same(x));
+    CHECK(!clone(x).is_same(x));
+    CHECK(clone(x).storage() != x.storage());
+    CHECK(contiguous(transpose(x, 0, 1)).is_contiguous());
+}
+
+TEST_CASE("copy: conversion from floating to integers cuts towards zero and stops at the limits") {
+    const Tensor x = tensor({-1.9, 1.9, 300.0, -5.0, std::nan("")});
+    CHECK(to(x, DType::i32).to_vector() == std::vector<double>{-1, 1, 300, -5, 0});
+    CHECK(to(x, DType::u8).to_vector() == std::vector<double>{0, 1, 255, 0, 0});
+    CHECK(to(x, DType::boolean).to_vector() == std::vector<double>{1, 1, 1, 1, 1});
+    CHECK(to(tensor(std::vector<std::int64_t>{-1, 256, 257}, {3}), DType::u8).to_vector() ==
+          std::vector<double>{255, 0, 1});
+}
+
+}  // namespace potluck::test
