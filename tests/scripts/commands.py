@@ -89,10 +89,11 @@ def all_there():
 
 @case("set-up: what is optional is tried, and its absence stops nothing")
 def optional():
-    for name, user, apt, tried in (("offered", 0, "exit 0", True), ("not_offered", 0, "exit 100", True),
-                                   ("not_root", 1000, "exit 0", False)):
-        log = folder / f"{name}.log"
-        result, _ = install(name, needs, {"apt-get": f"echo called >>{log}; {apt}"}, user, "install_optional")
+    for name, user, known, apt, tried in (("offered", 0, 0, 0, True), ("fails", 0, 0, 100, True),
+                                          ("unknown", 0, 1, 0, False), ("not_root", 1000, 0, 0, False)):
+        log = folder / f"optional_{name}.log"
+        fakes = {"apt-get": f"echo called >>{log}; exit {apt}", "apt-cache": f"exit {known}"}
+        result, _ = install(f"optional_{name}", needs, fakes, user, "install_optional")
         require(result.returncode == 0 and result.stdout.endswith("went on\n"), f"{name}:\n{result.stdout}")
         require(log.exists() == tried, f"{name}: apt was {'' if log.exists() else 'not '}called")
 

@@ -91,11 +91,14 @@ then try again."
     [ ${#packages[@]} -eq 0 ] || fail "Still missing after the installation: ${packages[*]}"
 }
 
-# install_optional NEEDS: like install_needs, and goes on without what cannot be had.
+# install_optional NEEDS: like install_needs, but only what apt knows of, and it goes on without what cannot be had.
 install_optional() {
-    local packages
-    mapfile -t packages < <(missing_packages "$1")
-    [ ${#packages[@]} -gt 0 ] && may_install || return 0
+    local package packages=()
+    may_install || return 0
+    while read -r package; do
+        if apt-cache show "$package" >/dev/null 2>&1; then packages+=("$package"); fi
+    done < <(missing_packages "$1")
+    [ ${#packages[@]} -gt 0 ] || return 0
     apt_install /dev/null "${packages[@]}" || say "Going on without ${packages[*]}."
 }
 
