@@ -95,7 +95,8 @@ def literally():
     blocks = blocks_of(root / chapter)
     kinds = {block.marks[0] for block in blocks if block.marks}
     require({"new", "run"} <= kinds, f"{chapter} adds no file or runs no command")
-    tree = copy_tree(pathlib.Path(temporary.name) / "potluck")
+    # The same name as here, so that no command of the build changes when the build folder stands beside the sources.
+    tree = copy_tree(pathlib.Path(temporary.name) / root.name)
     follow(blocks, tree)
     # The new op keeps the house, too.
     succeed(["ninja", "-C", tree / "build", "tests/test_house"])
