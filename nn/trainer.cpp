@@ -130,15 +130,15 @@ void Trainer::run_epoch(Run& run) {
     Window window;
     for (data::Batch& batch : loader_) {
         window.push_back(std::move(batch));
-        if (static_cast<std::int64_t>(window.size()) < options_.accumulate) continue;
-        update(run, std::exchange(window, {}));
+        // With its last batch the loader moves on to the next epoch, and a checkpoint must count this one as done.
+        const bool ends_epoch = loader_.state().item == 0;
+        if (!ends_epoch && static_cast<std::int64_t>(window.size()) < options_.accumulate) continue;
+        update(run, std::exchange(window, {}), ends_epoch);
         if (stopped_ || (options_.steps > 0 && step_ >= options_.steps)) return;
     }
-    if (!window.empty()) update(run, window);
-    ++epochs_;
 }
 
-void Trainer::update(Run& run, const Window& window) {
+void Trainer::update(Run& run, const Window& window, bool ends_epoch) {
     std::int64_t targets = 0;
     for (const data::Batch& batch : window) targets += count_targets(batch);
 
@@ -156,6 +156,7 @@ void Trainer::update(Run& run, const Window& window) {
 
     metrics.step = step_;
     metrics.epoch = epochs_;
+    if (ends_epoch) ++epochs_;
     metrics.tokens = targets;
     metrics.seconds = seconds_since(run.started);
     metrics.tokens_per_second = static_cast<double>(targets) / metrics.seconds;

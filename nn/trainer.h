@@ -67,7 +67,7 @@ private:
 
     void start(Run& run);
     void run_epoch(Run& run);
-    void update(Run& run, const Window& window);
+    void update(Run& run, const Window& window, bool ends_epoch);
     double accumulate_gradients(const Window& window, double targets);
     double checked_gradient_norm() const;
     double validate();

@@ -296,6 +296,27 @@ TEST_CASE("trainer: writes metrics, a summary and a checkpoint") {
     CHECK(model.is_training());
 }
 
+TEST_CASE("trainer: stopped after any step and resumed, a run of epochs has no step more and no step fewer") {
+    const test::TemporaryFolder folder;
+    for (const std::int64_t stop_at : {1, 2, 3, 4, 5}) {  // 2 and 4 end an epoch
+        const std::string run = folder / std::to_string(stop_at);
+        std::int64_t steps = 0;
+        for (const bool resume : {false, true}) {
+            Scale model(0.0);
+            optim::SGD optimizer(model);
+            data::Loader loader(ones_dataset(4), {.batch = 2});
+            TrainerOptions options{.epochs = 3, .run_folder = run, .resume = resume, .quiet = true};
+            if (!resume) options.should_stop = [&] { return ++steps == stop_at; };
+            const TrainingSummary summary = Trainer(model, optimizer, loader, options).fit();
+            CHECK(summary.steps == (resume ? 6 : stop_at));
+            CHECK(summary.finished == resume);
+        }
+        const auto lines = read_lines(run + "/metrics.jsonl");
+        REQUIRE(lines.size() == 6);
+        for (std::size_t i = 0; i < 6; ++i) CHECK(lines[i]["epoch"] == i / 2);
+    }
+}
+
 TEST_CASE("trainer: a folder that holds a run is not overwritten") {
     const test::TemporaryFolder folder;
     const auto train = [&](const std::string& run, bool resume) {
