@@ -209,8 +209,10 @@ template <class T>
 void test_elements(UnaryOp op, const Tensor& x, Tensor& y) {
     BlockMap<bool, T>::run(y, x, [op](bool* to, const T* from, std::int64_t n) {
         if (op == UnaryOp::logical_not) {
+#pragma omp simd
             for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] == T(0);
         } else if (op == UnaryOp::is_nan) {
+#pragma omp simd
             for (std::int64_t i = 0; i < n; ++i) to[i] = from[i] != from[i];
         } else {  // infinity - infinity and NaN - NaN are NaN, which differs from itself
             for (std::int64_t i = 0; i < n; ++i) to[i] = std::is_integral_v<T> || from[i] - from[i] == T(0);
@@ -344,8 +346,14 @@ void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b
         using T = decltype(zero);
         cpu::BlockMap<T, bool, T, T>::run(
             y, condition, a, b, [](T* to, const bool* choice, const T* yes, const T* no, std::int64_t n) {
+                // As bytes, and with both sides read anyway: else the compiler finds no vectors for it.
+                const auto* chosen = reinterpret_cast<const unsigned char*>(choice);
 #pragma omp simd
-                for (std::int64_t i = 0; i < n; ++i) to[i] = choice[i] ? yes[i] : no[i];
+                for (std::int64_t i = 0; i < n; ++i) {
+                    const T one = yes[i];
+                    const T other = no[i];
+                    to[i] = chosen[i] != 0 ? one : other;
+                }
             });
     });
 }

@@ -141,41 +141,33 @@ double measure_all(const Tensor& x, Measure measure, Join join) {
     return result;
 }
 
-constexpr std::int64_t lanes = 16;
-
 template <class T>
 double block_sum_of_squares(const T* values, std::int64_t n) {
-    double partial[lanes] = {};
-    const auto add = [&](std::int64_t lane, T value) {
-        const auto wide = static_cast<double>(value);
-        partial[lane] += wide * wide;
-    };
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t j = 0; j < lanes; ++j) add(j, values[i + j]);
-    for (std::int64_t j = 0; i + j < n; ++j) add(j, values[i + j]);
     double sum = 0.0;
-    for (const double p : partial) sum += p;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < n; ++i) {
+        const auto value = static_cast<double>(values[i]);
+        sum += value * value;
+    }
     return sum;
 }
 
-/// The larger one; NaN wins.
-template <class T>
-T larger(T a, T b) {
-    return (b <= a || a != a) ? a : b;
-}
-
+/// NaN when there is one.
 template <class T>
 double block_largest_magnitude(const T* values, std::int64_t n) {
-    T partial[lanes] = {};
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t j = 0; j < lanes; ++j) partial[j] = larger(partial[j], std::fabs(values[i + j]));
-    for (std::int64_t j = 0; i + j < n; ++j) partial[j] = larger(partial[j], std::fabs(values[i + j]));
-    T result = 0;
-    for (const T p : partial) result = larger(result, p);
-    return static_cast<double>(result);
+    T largest = 0;
+    int nan = 0;
+#pragma omp simd reduction(max : largest) reduction(| : nan)
+    for (std::int64_t i = 0; i < n; ++i) {
+        const T magnitude = std::fabs(values[i]);
+        largest = magnitude > largest ? magnitude : largest;
+        nan |= magnitude != magnitude;
+    }
+    return nan != 0 ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(largest);
 }
+
+/// The larger one; NaN wins.
+double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 
 }  // namespace
 }  // namespace cpu

@@ -14,9 +14,6 @@
 
 namespace potluck::cpu {
 
-/// Independent partial results in a loop over a block, for vector instructions.
-constexpr std::int64_t lanes = 16;
-
 /// A sum in f64 that remembers what rounding cut off (Neumaier, 1974).
 struct CompensatedSum {
     double sum = 0.0;
@@ -32,17 +29,14 @@ struct CompensatedSum {
     double value() const { return std::isfinite(sum) ? sum + lost : sum; }
 };
 
-/// The sum of transform(values[i]) of one block, in f64.
+/// The sum of transform(values[i]) of one block, in f64. The pragma lets the compiler add in vectors, in an order that is
+/// fixed when it compiles.
 template <class T, class Transform>
 double block_sum(const T* values, std::int64_t n, Transform transform) {
-    double partial[lanes] = {};
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t j = 0; j < lanes; ++j) partial[j] += transform(static_cast<double>(values[i + j]));
-    for (std::int64_t j = 0; i + j < n; ++j) partial[j] += transform(static_cast<double>(values[i + j]));
-    for (std::int64_t width = lanes / 2; width > 0; width /= 2)
-        for (std::int64_t j = 0; j < width; ++j) partial[j] += partial[j + width];
-    return partial[0];
+    double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < n; ++i) sum += transform(static_cast<double>(values[i]));
+    return sum;
 }
 
 template <class T>
@@ -106,21 +100,27 @@ constexpr T worst() {
         return largest ? Limits::lowest() : Limits::max();
 }
 
+/// The largest or smallest element of one block; NaN when there is one.
 template <class T, bool largest>
 T block_extreme(const T* values, std::int64_t n) {
-    // Without branches: a NaN in x fails x <= best, and once best is NaN only the second condition could replace it.
-    const auto better = [](T best, T x) {
-        const bool keep = (largest ? x <= best : x >= best) || best != best;
-        return keep ? best : x;
-    };
-    T partial[lanes];
-    for (T& p : partial) p = worst<T, largest>();
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t j = 0; j < lanes; ++j) partial[j] = better(partial[j], values[i + j]);
-    for (std::int64_t j = 0; i + j < n; ++j) partial[j] = better(partial[j], values[i + j]);
-    for (std::int64_t j = 1; j < lanes; ++j) partial[0] = better(partial[0], partial[j]);
-    return partial[0];
+    T best = worst<T, largest>();
+    int nan = 0;
+    if constexpr (largest) {
+#pragma omp simd reduction(max : best) reduction(| : nan)
+        for (std::int64_t i = 0; i < n; ++i) {
+            best = values[i] > best ? values[i] : best;
+            nan |= values[i] != values[i];
+        }
+    } else {
+#pragma omp simd reduction(min : best) reduction(| : nan)
+        for (std::int64_t i = 0; i < n; ++i) {
+            best = values[i] < best ? values[i] : best;
+            nan |= values[i] != values[i];
+        }
+    }
+    if constexpr (std::numeric_limits<T>::has_quiet_NaN)
+        if (nan != 0) return std::numeric_limits<T>::quiet_NaN();
+    return best;
 }
 
 template <class T, bool largest>

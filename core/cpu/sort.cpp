@@ -47,8 +47,12 @@ void topk(const Tensor& x, std::int64_t k, Tensor& values, Tensor& indices) {
                 const std::int64_t length = std::min(block_size, n - first);
                 const T* block = reader.read(row * n + first, length);
                 for (std::int64_t i = 0; i < length; ++i) {
+                    const bool full = static_cast<std::int64_t>(best.size()) == k;
+                    // Most elements end here. NaN fails the comparison; an equal one has a higher index.
+                    if (full && (largest ? block[i] <= best.front().value : block[i] >= best.front().value))
+                        continue;
                     const Candidate<T> candidate{block[i], first + i};
-                    if (static_cast<std::int64_t>(best.size()) == k) {
+                    if (full) {
                         if (!comes_before<T, largest>(candidate, best.front())) continue;
                         std::pop_heap(best.begin(), best.end(), comes_before<T, largest>);
                         best.back() = candidate;
@@ -142,7 +146,8 @@ void read_weights(BlockReader<double>& reader, std::int64_t row, std::int64_t ne
                                       row, positive, needed));
     int exponent = 0;
     std::frexp(largest, &exponent);
-    for (double& weight : weights) weight = std::ldexp(weight, -exponent);
+    const double scale = std::ldexp(1.0, std::min(1000, -exponent));  // exact: a power of two
+    for (double& weight : weights) weight *= scale;
 }
 
 /// A number in (0, 1) from element `element` of the stretch.

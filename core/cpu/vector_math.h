@@ -4,9 +4,10 @@
 //
 // The f32 versions are our own: polynomials fitted by the Remez algorithm to the stated error, around an exact reduction
 // of the argument. NaN goes in and comes out, infinities and subnormal results are right. The bounds (in units in the
-// last place, against f64 rounded to f32) are checked over the whole range by tests/ops/activation.cpp.
-// The f64 versions are those of the C++ library.
+// last place, against f64) are checked over the whole range by tests/ops/activation.cpp. They are always inlined: a loop
+// with a call in it has no vector instructions. The f64 versions are those of the C++ library.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -16,24 +17,34 @@ namespace potluck::cpu {
 namespace detail {
 
 /// 2^n for n in [-126, 127], given as an unsigned number that may have wrapped.
-inline float power_of_two(std::uint32_t n) { return std::bit_cast<float>((n + 127U) << 23); }
+[[gnu::always_inline]] inline float power_of_two(std::uint32_t n) {
+    return std::bit_cast<float>((n + 127U) << 23);
+}
 
-/// exp(high + low), |low| far smaller than |high|.
-inline float exponential_of_sum(float high, float low) {
+/// x with its magnitude cut to `limit`; NaN is cut too. In integers: of what follows a floating comparison with a
+/// constant the compiler makes two versions and computes both, and operations on the subnormal numbers of the one that
+/// nobody asked for take a hundred times as long.
+[[gnu::always_inline]] inline float cut(float x, float limit) {
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t magnitude = std::min(bits & 0x7fffffffU, std::bit_cast<std::uint32_t>(limit));
+    return std::bit_cast<float>((bits & 0x80000000U) | magnitude);
+}
+
+/// exp(high + low) for |high| up to 106 and |low| far smaller.
+[[gnu::always_inline]] inline float exponential_of_sum(float high, float low) {
     constexpr float log2_of_e = 0x1.715476p+0F;
     constexpr float ln2_high = 0x1.62e400p-1F;  // 15 bits: n * ln2_high is exact
     constexpr float ln2_low = 0x1.7f7d1cp-20F;
     constexpr float to_integer = 0x1.8p23F;  // adding it leaves the nearest integer in the low bits
-    // Beyond these the result is 0 or infinity anyway. NaN passes both comparisons.
-    high = high < -104.5F ? -104.5F : high;
-    high = high > 89.0F ? 89.0F : high;
-
     const float shifted = high * log2_of_e + to_integer;
     const float n = shifted - to_integer;
     const float r = ((high - n * ln2_high) - n * ln2_low) + low;  // |r| <= ln(2) / 2
     // exp(r) = 1 + r + r^2 P(r), relative error 2^-28
-    const float p = (((0x1.6a1aaep-10F * r + 0x1.123fc6p-7F) * r + 0x1.555916p-5F) * r + 0x1.55548ap-3F) * r +
-                    0x1.fffffcp-2F;
+    float p = 0x1.6a1aaep-10F;
+    p = p * r + 0x1.123fc6p-7F;
+    p = p * r + 0x1.555916p-5F;
+    p = p * r + 0x1.55548ap-3F;
+    p = p * r + 0x1.fffffcp-2F;
     const float e = 1.0F + (r + r * r * p);
     // In two steps, as 2^n may be no normal number although the result is one (or rounds to a subnormal).
     const std::uint32_t whole =
@@ -45,12 +56,15 @@ inline float exponential_of_sum(float high, float low) {
 }  // namespace detail
 
 /// exp(x) to 1 ulp.
-inline float exponential(float x) { return detail::exponential_of_sum(x, 0.0F); }
+[[gnu::always_inline]] inline float exponential(float x) {
+    const float y = detail::exponential_of_sum(detail::cut(x, 104.5F), 0.0F);  // 0 and infinity from there on
+    return x != x ? x : y;
+}
 inline double exponential(double x) { return std::exp(x); }
 
 /// exp(x) to 1 ulp for x <= 87, where what is below the normal numbers is 0: for the weights of a softmax, whose
 /// largest is 1. Half the work of exponential().
-inline float exponential_weight(float x) {
+[[gnu::always_inline]] inline float exponential_weight(float x) {
     constexpr float log2_of_e = 0x1.715476p+0F;
     constexpr float ln2_high = 0x1.62e400p-1F;
     constexpr float ln2_low = 0x1.7f7d1cp-20F;
@@ -69,7 +83,7 @@ inline float exponential_weight(float x) {
 inline double exponential_weight(double x) { return std::exp(x); }
 
 /// Natural logarithm to 2 ulp: -inf at 0, NaN below.
-inline float logarithm(float x) {
+[[gnu::always_inline]] inline float logarithm(float x) {
     constexpr float ln2_high = 0x1.62e400p-1F;
     constexpr float ln2_low = 0x1.7f7d1cp-20F;
     constexpr std::uint32_t sqrt_half = 0x3f3504f3U;
@@ -80,15 +94,14 @@ inline float logarithm(float x) {
     const float n = static_cast<float>(exponent) - (is_small ? 23.0F : 0.0F);
     const float f = std::bit_cast<float>((bits & 0x007fffffU) + sqrt_half) - 1.0F;
     // log(1 + f) = f - f^2 / 2 + f^3 P(f), relative error 2^-27
-    const float p =
-        ((((((-0x1.38b514p-4F * f + 0x1.055b40p-3F) * f - 0x1.0d8544p-3F) * f + 0x1.22da24p-3F) * f -
-           0x1.547244p-3F) *
-              f +
-          0x1.99a008p-3F) *
-             f -
-         0x1.000226p-2F) *
-            f +
-        0x1.555554p-2F;
+    float p = -0x1.38b514p-4F;
+    p = p * f + 0x1.055b40p-3F;
+    p = p * f - 0x1.0d8544p-3F;
+    p = p * f + 0x1.22da24p-3F;
+    p = p * f - 0x1.547244p-3F;
+    p = p * f + 0x1.99a008p-3F;
+    p = p * f - 0x1.000226p-2F;
+    p = p * f + 0x1.555554p-2F;
     const float square = f * f;
     const float low = n * ln2_low + square * (f * p);
     float y = n * ln2_high + (f + (low - 0.5F * square));
@@ -100,20 +113,21 @@ inline double logarithm(double x) { return std::log(x); }
 
 /// 1 / (1 + exp(-x)) to 3 ulp, without overflow on either side.
 template <class T>
-T sigmoid(T x) {
+[[gnu::always_inline]] inline T sigmoid(T x) {
     const T e = exponential(-std::fabs(x));
     return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
 /// Hyperbolic tangent to 2 ulp.
-inline float hyperbolic_tangent(float x) {
+[[gnu::always_inline]] inline float hyperbolic_tangent(float x) {
     const float a = std::fabs(x);
     const float square = x * x;
     // tanh(x) = x + x^3 P(x^2) below 0.625, relative error 2^-27
-    const float p =
-        (((-0x1.722b36p-8F * square + 0x1.51580ap-6F) * square - 0x1.b81dc4p-5F) * square + 0x1.110646p-3F) *
-            square -
-        0x1.55552ep-2F;
+    float p = -0x1.722b36p-8F;
+    p = p * square + 0x1.51580ap-6F;
+    p = p * square - 0x1.b81dc4p-5F;
+    p = p * square + 0x1.110646p-3F;
+    p = p * square - 0x1.55552ep-2F;
     const float near = x + x * (square * p);
     const float far = std::copysign(1.0F - 2.0F / (exponential(2.0F * a) + 1.0F), x);
     return a < 0.625F ? near : far;
@@ -126,9 +140,8 @@ struct NormalTail {
     float bell;
 };
 /// Both to 5 ulp, in relative terms also far out in the tail.
-inline NormalTail normal_tail(float x) {
-    float a = std::fabs(x);
-    a = a > 14.5F ? 14.5F : a;  // both are 0 from there on; NaN passes
+[[gnu::always_inline]] inline NormalTail normal_tail(float x) {
+    const float a = detail::cut(std::fabs(x), 14.5F);  // both are 0 from there on
     // a^2 = high^2 + (a - high) (a + high), where high has 12 bits and so an exact square: x^2 to more than 24 bits.
     const float high = std::bit_cast<float>(std::bit_cast<std::uint32_t>(a) & 0xfffff000U);
     const float bell = detail::exponential_of_sum(-0.5F * high * high, -0.5F * (a - high) * (a + high));
@@ -145,11 +158,12 @@ inline NormalTail normal_tail(float x) {
     q = q * t + 0x1.cabd1ep-7F;
     q = q * t - 0x1.8c18f0p-4F;
     q = q * t + 0x1.e361eap-2F;
-    return {bell * q / (a + 1.0F), bell};
+    const float tail = bell * q / (a + 1.0F);
+    return {x != x ? x : tail, x != x ? x : bell};
 }
 
 /// The error function to 2 ulp.
-inline float error_function(float x) {
+[[gnu::always_inline]] inline float error_function(float x) {
     const float square = x * x;
     // erf(x) = x + x P(x^2) below 1, relative error 2^-29
     float p = 0x1.496a16p-14F;
