@@ -1,8 +1,9 @@
-// How fast the CPU kernels are, one line each: milliseconds, GB/s of memory that must move at least, GFLOP/s where
-// arithmetic is the limit. `bench_kernels gelu` measures the rows whose name holds "gelu"; `--threads N` as it says.
+// How fast the CPU kernels are, one line each: milliseconds, GB/s of memory that must move at least, GFLOP/s
+// where arithmetic is the limit. `bench_kernels gelu` measures the rows whose name holds "gelu"; `--threads
+// N` as it says.
 //
-// A row is warmed up once, then timed until 0.3 s have passed; the best of its runs counts, since everything that
-// disturbs a run makes it slower.
+// A row is warmed up once, then timed until 0.3 s have passed; the best of its runs counts, since everything
+// that disturbs a run makes it slower.
 
 #include <fmt/format.h>
 
@@ -113,6 +114,10 @@ void reduce() {
     const Tensor turned = matrix.alias({3072, 8192}, {1, 3072}, 0);
     measure("sum of rows (8192, 3072)", matrix.bytes(), 0,
             [&] { cpu().reduce(ReduceOp::sum, matrix, 1, of_rows); });
+    const Tensor narrow = matrix.alias({8192 * 768, 4}, {4, 1}, 0);
+    Tensor of_narrow = empty({8192 * 768});
+    measure("sum of rows (6291456, 4)", matrix.bytes() + of_narrow.bytes(), 0,
+            [&] { cpu().reduce(ReduceOp::sum, narrow, 1, of_narrow); });
     measure("sum of columns (8192, 3072)", matrix.bytes(), 0,
             [&] { cpu().reduce(ReduceOp::sum, turned, 1, of_columns); });
     const Tensor small = randn({256, 768});
