@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,13 +20,15 @@ struct TensorFile {
 /// Reads a safetensors file (https://github.com/huggingface/safetensors, "Format"). The tensors lie in the mapped
 /// file: nothing is copied until it is changed (pages are private), and the mapping lives as long as they do.
 /// The header is checked before anything is allocated: length, UTF-8 and JSON, known dtypes, shapes whose byte count
-/// fits 64 bits and equals the given range, ranges without holes or overlap that cover the file, no name twice.
+/// fits 63 bits and equals the given range, ranges without holes or overlap that cover the file, no name twice, no
+/// unknown field, 256 axes at most. A tensor that is not aligned for its dtype is copied.
 /// Throws Error that names the file, the tensor and both numbers.
 TensorFile load_safetensors(const std::string& path);
 
-/// Writes tensors (any strides, any device) in name order, 64-byte aligned, through a temporary file in the same
-/// folder, fsync and rename: whoever reads `path` finds the old file or the new one, whole. On failure (disk full)
-/// the temporary file is removed and Error is thrown.
+/// Writes tensors (any strides, any device) through a temporary file in the same folder, fsync and rename: whoever
+/// reads `path` finds the old file or the new one, whole. On failure (disk full) the temporary file is removed and
+/// Error is thrown. The data begins at a multiple of 64 bytes, wide elements first and then in name order, so that
+/// every tensor is aligned for its dtype without holes, which the format forbids.
 void save_safetensors(const std::string& path, const TensorFile& file);
 
 /// The same guarantee for any text or bytes: the old content or the new one, never a part.

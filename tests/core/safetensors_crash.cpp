@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <random>
@@ -47,7 +48,10 @@ void kill_while_saving(int kills, std::int64_t count) {
         std::fill_n(state.tensors.at("data").data<std::int32_t>(), count, static_cast<std::int32_t>(value));
     };
     set(0);
+    const auto start = std::chrono::steady_clock::now();
     save_safetensors(path, state);
+    const std::chrono::duration<double, std::micro> one_save = std::chrono::steady_clock::now() - start;
+    const auto longest_wait = static_cast<unsigned>(3 * one_save.count() + 10'000);
     for (int kill_count = 0; kill_count < kills; ++kill_count) {
         const pid_t child = fork();
         REQUIRE(child >= 0);
@@ -58,7 +62,7 @@ void kill_while_saving(int kills, std::int64_t count) {
                 shared.completed = next;
             }
         }
-        std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % longest_wait));
         kill(child, SIGKILL);
         waitpid(child, nullptr, 0);
         const std::int64_t completed = std::max(step, shared.completed.load());
