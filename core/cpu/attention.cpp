@@ -8,10 +8,10 @@
 #include "core/cpu/rows.h"
 #include "core/cpu/vector_math.h"
 
-// Attention in tiles of 64 queries x 64 keys (Dao et al., "FlashAttention", 2022): the scores of a tile live in the
-// cache and are never stored. Forward keeps the largest score and the sum of exponentials of each query and corrects
-// what it has summed when a larger score comes; it leaves their logarithm behind, and backward computes the weights of
-// any tile anew from it.
+// Attention in tiles of 64 queries x 64 keys (Dao et al., "FlashAttention", 2022): the scores of a tile live
+// in the cache and are never stored. Forward keeps the largest score and the sum of exponentials of each
+// query and corrects what it has summed when a larger score comes; it leaves their logarithm behind, and
+// backward computes the weights of any tile anew from it.
 
 namespace potluck {
 namespace {
@@ -21,7 +21,8 @@ using namespace cpu;
 template <class T>
 constexpr T infinity = std::numeric_limits<T>::infinity();
 
-/// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives weights of 0.
+/// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives
+/// weights of 0.
 template <class T>
 T shift_of(T largest_or_logsumexp) {
     return largest_or_logsumexp == -infinity<T> ? T{0} : largest_or_logsumexp;
@@ -301,9 +302,9 @@ void attention_backward_task(const AttentionTiles<T>& tiles, const BackwardTask&
                count);
 }
 
-/// With many kv heads each is one task. With few there would be too little to share out: then dq goes over pieces of
-/// the queries, dk and dv over pieces of the keys, at the price of computing the weights twice. The choice hangs on
-/// the shapes alone, so the result does not depend on the number of threads.
+/// With many kv heads each is one task. With few there would be too little to share out: then dq goes over
+/// pieces of the queries, dk and dv over pieces of the keys, at the price of computing the weights twice. The
+/// choice hangs on the shapes alone, so the result does not depend on the number of threads.
 std::vector<BackwardTask> backward_tasks(const AttentionSizes& sizes) {
     constexpr std::int64_t enough = 8;
     constexpr std::int64_t piece = 8;  // tiles

@@ -1,7 +1,7 @@
 #pragma once
 
-// What attention does to one tile: sizes and places, reading and writing tiles of any strides and dtype, and the scores
-// of a tile with everything that shapes them (scale, causality, mask, dropout).
+// What attention does to one tile: sizes and places, reading and writing tiles of any strides and dtype, and
+// the scores of a tile with everything that shapes them (scale, causality, mask, dropout).
 
 #include <algorithm>
 #include <cstddef>
@@ -182,8 +182,8 @@ public:
         return seen(tile, tile.count - 1, keys) > 0;
     }
 
-    /// q (rows, head_width) scaled, k_transposed (head_size, tile_keys). Keys that are not seen get -inf, and so do
-    /// columns beyond keys.count.
+    /// q (rows, head_width) scaled, k_transposed (head_size, tile_keys). Keys that are not seen get -inf, and
+    /// so do columns beyond keys.count.
     void scores(const QueryTile& tile, const KeyTile& keys, const T* q, const T* k_transposed,
                 T* scores) const;
     /// What dropout multiplies each weight with: 0 or 1 / (1 - p).

@@ -11,7 +11,8 @@ namespace {
 
 using namespace cpu;
 
-/// Mean over a row of term(i), which is 0 for an empty row. When the sum leaves the range of T it is taken in f64.
+/// Mean over a row of term(i), which is 0 for an empty row. When the sum leaves the range of T it is taken in
+/// f64.
 template <class T, class Term>
 double mean_of(std::int64_t n, Term&& term) {
     if (n == 0) return 0;
@@ -50,8 +51,8 @@ struct Statistics {
     T mean_of(std::int64_t row) const { return mean == nullptr ? T{0} : mean[row]; }
 };
 
-/// dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)) with g = weight * dy; the middle term stands
-/// for the subtracted mean and is absent in rms_norm.
+/// dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)) with g = weight * dy; the middle term
+/// stands for the subtracted mean and is absent in rms_norm.
 template <class T>
 void row_gradient(const T* x, const T* dy, const T* weight, T mean, T reciprocal, bool centered, T* dx,
                   std::int64_t n) {
@@ -78,7 +79,8 @@ void combine(const std::vector<T>& partial, std::int64_t pieces, std::int64_t wi
     if (width > 0) convert_from(totals.data(), y.raw_data(), y.dtype(), 1, width);
 }
 
-/// Backward of both norms. Each piece of rows sums its share of dweight and dbias; the shares are added in order.
+/// Backward of both norms. Each piece of rows sums its share of dweight and dbias; the shares are added in
+/// order.
 template <class T>
 void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statistics, const Tensor& dy,
                    Tensor& dx, Tensor& dweight, Tensor& dbias) {

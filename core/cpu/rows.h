@@ -1,6 +1,7 @@
 #pragma once
 
-// For kernels that work along the last axis: whole rows in the compute type, and sums along them whose order is fixed.
+// For kernels that work along the last axis: whole rows in the compute type, and sums along them whose order
+// is fixed.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,8 +20,9 @@ inline std::int64_t rows_per_piece(std::int64_t width) {
     return std::max<std::int64_t>(1, piece_size / std::max<std::int64_t>(1, width));
 }
 
-/// Reads rows along the last axis of a tensor of any strides and floating dtype as dense arrays of T (double or float).
-/// A row that already lies in memory as such is handed out in place. One object a thread and piece.
+/// Reads rows along the last axis of a tensor of any strides and floating dtype as dense arrays of T (double
+/// or float). A row that already lies in memory as such is handed out in place. One object a thread and
+/// piece.
 template <class T>
 class RowReader {
 public:
@@ -67,7 +69,8 @@ public:
         if (dtype_ != dtype_of<T>()) buffer_.resize(static_cast<std::size_t>(width_));
     }
 
-    /// Where to put the row. The content is undefined, unless it was handed out by the reader of the same memory.
+    /// Where to put the row. The content is undefined, unless it was handed out by the reader of the same
+    /// memory.
     T* begin(std::int64_t row) {
         to_ = base_ + row * row_bytes_;
         return buffer_.empty() ? reinterpret_cast<T*>(to_) : buffer_.data();
@@ -98,8 +101,8 @@ std::vector<T> read_vector(const Tensor& x) {
 /// Partial results that are kept side by side, so that the compiler computes them in vector registers.
 inline constexpr std::int64_t lane_count = 32;
 
-/// term(0) + ... + term(n - 1), in lanes and blocks of a fixed size: never more than a few dozen terms after another
-/// in T, the blocks in double.
+/// term(0) + ... + term(n - 1), in lanes and blocks of a fixed size: never more than a few dozen terms after
+/// another in T, the blocks in double.
 template <class T, class Term>
 double sum_of(std::int64_t n, Term&& term) {
     double total = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Small matrix products on tiles that lie in the cache: the inner loop of attention. A tile is row-major, and its width
-// is padded to whole vectors, so that there are no odd columns.
+// Small matrix products on tiles that lie in the cache: the inner loop of attention. A tile is row-major, and
+// its width is padded to whole vectors, so that there are no odd columns.
 
 #include <cstdint>
 
@@ -85,8 +85,8 @@ void product_rows_left(std::int64_t count, std::int64_t depth, LeftTile<T> a, co
 
 }  // namespace detail
 
-/// c = a b, or c += a b: a (rows, depth), b (depth, columns), c (rows, columns); columns are whole vectors, b and c have
-/// rows of b_width and c_width elements.
+/// c = a b, or c += a b: a (rows, depth), b (depth, columns), c (rows, columns); columns are whole vectors, b
+/// and c have rows of b_width and c_width elements.
 template <class T>
 void tile_product(std::int64_t rows, std::int64_t columns, std::int64_t depth, LeftTile<T> a, const T* b,
                   std::int64_t b_width, T* c, std::int64_t c_width, bool accumulate) {

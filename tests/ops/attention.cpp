@@ -37,7 +37,8 @@ double scale_for(const Attention& options, std::int64_t head_size) {
     return 1.0 / std::sqrt(static_cast<double>(head_size));
 }
 
-/// By the definition; mask is empty or (batch, heads, queries, keys) of numbers to add; so are the dropout factors.
+/// By the definition; mask is empty or (batch, heads, queries, keys) of numbers to add; so are the dropout
+/// factors.
 Array attention_by_definition(const Array& q, const Array& k, const Array& v, const Array& mask,
                               const Array& factors, const Attention& options) {
     const std::int64_t group = k.shape[1] == 0 ? 1 : q.shape[1] / k.shape[1];
