@@ -1,7 +1,7 @@
 // The activation functions and, beside each, its derivative times dy.
 //
-// Arguments far out on the flat side are cut before they are multiplied with a probability that is 0 there, so that
-// infinity does not become NaN. A NaN fails every comparison and passes.
+// Arguments far out on the flat side are cut before they are multiplied with a probability that is 0 there,
+// so that infinity does not become NaN. A NaN fails every comparison and passes.
 
 #include <cmath>
 

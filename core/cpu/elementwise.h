@@ -1,7 +1,7 @@
 #pragma once
 
-// Loops over one block (see blocks.h) of an element-wise kernel. A kernel picks one by the op and hands it to BlockMap,
-// so that the walk over strides, dtypes and threads is compiled once for all ops.
+// Loops over one block (see blocks.h) of an element-wise kernel. A kernel picks one by the op and hands it to
+// BlockMap, so that the walk over strides, dtypes and threads is compiled once for all ops.
 
 #include <cstdint>
 
@@ -16,8 +16,8 @@ using UnaryLoop = void (*)(T* y, const T* x, std::int64_t n);
 template <class Out, class T>
 using BinaryLoop = void (*)(Out* y, const T* a, const T* b, std::int64_t n);
 
-/// The loop of a function object without state. The pragma says what the contract of BlockMap promises: element i of y
-/// depends on element i of the inputs only, even where y is one of them.
+/// The loop of a function object without state. The pragma says what the contract of BlockMap promises:
+/// element i of y depends on element i of the inputs only, even where y is one of them.
 template <class T, class Function>
 UnaryLoop<T> unary_loop(Function) {
     return [](T* y, const T* x, std::int64_t n) {
@@ -34,7 +34,8 @@ BinaryLoop<Out, T> binary_loop(Function) {
     };
 }
 
-/// relu, gelu, gelu_tanh, silu, tanh, sigmoid (activation.cpp), for float and double; nullptr for any other op.
+/// relu, gelu, gelu_tanh, silu, tanh, sigmoid (activation.cpp), for float and double; nullptr for any other
+/// op.
 template <class T>
 UnaryLoop<T> activation_loop(UnaryOp op);
 

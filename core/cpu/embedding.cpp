@@ -65,8 +65,8 @@ Groups group_by_id(const std::vector<std::int64_t>& ids) {
     return groups;
 }
 
-/// Each row of dweight is one thread's (or a few threads', by columns), which adds all of the row's gradients in order
-/// and in f64, and rounds once.
+/// Each row of dweight is one thread's (or a few threads', by columns), which adds all of the row's gradients
+/// in order and in f64, and rounds once.
 void add_gradients(const std::vector<std::int64_t>& ids, const Tensor& dy, Tensor& dweight) {
     constexpr std::int64_t tile = 512;  // columns
     const Groups groups = group_by_id(ids);

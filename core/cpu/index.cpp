@@ -41,7 +41,8 @@ void check_indices(std::string_view op, std::string_view what, const Tensor& ind
 
 namespace {
 
-/// x without its own step along axis: element [.., i, ..] is the first of the line that an index then walks along.
+/// x without its own step along axis: element [.., i, ..] is the first of the line that an index then walks
+/// along.
 Tensor lines_of(const Tensor& x, std::int64_t axis, const Shape& shape) {
     Strides strides = x.strides();
     strides[static_cast<std::size_t>(axis)] = 0;
@@ -95,8 +96,8 @@ Tensor axis_last(const Tensor& x, std::int64_t axis) {
     return x.alias(shape, strides, x.offset());
 }
 
-/// One line along axis belongs to one thread, and is filled in order. A line of a half type, or one in which places are
-/// hit many times, adds up in f64 (integers: i64) first.
+/// One line along axis belongs to one thread, and is filled in order. A line of a half type, or one in which
+/// places are hit many times, adds up in f64 (integers: i64) first.
 template <class T>
 void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
     using Sum = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;  // unsigned: wraps around

@@ -7,13 +7,14 @@
 
 namespace potluck::cpu {
 
-/// Throws Error(op, ...) that names position and value when an element of `indices` (an integer dtype) lies outside
-/// [0, size). `what` says what they are ("id", "index"), `of_what` what they choose ("the 50257 rows of the weight").
+/// Throws Error(op, ...) that names position and value when an element of `indices` (an integer dtype) lies
+/// outside [0, size). `what` says what they are ("id", "index"), `of_what` what they choose ("the 50257 rows
+/// of the weight").
 void check_indices(std::string_view op, std::string_view what, const Tensor& indices, std::int64_t size,
                    std::string_view of_what);
 
-/// The indices of a tensor of some rank that element `position` (row-major) of `shape` has: "(1, 0, 3)"; a plain
-/// number for rank 1.
+/// The indices of a tensor of some rank that element `position` (row-major) of `shape` has: "(1, 0, 3)"; a
+/// plain number for rank 1.
 std::string place_name(const Shape& shape, std::int64_t position);
 
 }  // namespace potluck::cpu

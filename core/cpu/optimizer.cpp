@@ -123,7 +123,8 @@ void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient, Tensor&
     });
 }
 
-/// measure(values, n) of each block, added up or compared by join(a, b): blocks in order within a piece, then pieces.
+/// measure(values, n) of each block, added up or compared by join(a, b): blocks in order within a piece, then
+/// pieces.
 template <class T, class Measure, class Join>
 double measure_all(const Tensor& x, Measure measure, Join join) {
     std::vector<double> results(static_cast<std::size_t>((x.count() + piece_size - 1) / piece_size));

@@ -1,9 +1,10 @@
-// Reductions of the last axes of a tensor: for each row (one element of y), all elements of x that belong to it.
+// Reductions of the last axes of a tensor: for each row (one element of y), all elements of x that belong to
+// it.
 //
-// Each operation is a small struct (reduce_states.h) that folds blocks of a row into a state and joins the states of
-// neighbouring stretches. Rows are cut into stretches of a fixed length, and the states of the stretches are joined from
-// left to right: the result does not depend on the threads. Floating sums are kept in f64 with a compensation, so that
-// a sum of 1e9 f32 values is as good as exact.
+// Each operation is a small struct (reduce_states.h) that folds blocks of a row into a state and joins the
+// states of neighbouring stretches. Rows are cut into stretches of a fixed length, and the states of the
+// stretches are joined from left to right: the result does not depend on the threads. Floating sums are kept
+// in f64 with a compensation, so that a sum of 1e9 f32 values is as good as exact.
 
 #include <type_traits>
 #include <vector>
@@ -33,8 +34,8 @@ Rows rows_of(const Tensor& x, std::int64_t axes) {
     return rows;
 }
 
-/// Folds each row of x into a state, starting from start(row), and calls finish(row, state) once for each row, from
-/// any thread.
+/// Folds each row of x into a state, starting from start(row), and calls finish(row, state) once for each
+/// row, from any thread.
 template <class T, class Start, class Finish>
 void fold_rows(const Tensor& x, Rows rows, Start start, Finish finish) {
     const auto fold = [](BlockReader<T>& reader, auto& state, std::int64_t row_begin, std::int64_t begin,
@@ -95,7 +96,13 @@ public:
     explicit Output(Tensor& y)
         : to_(static_cast<std::byte*>(y.raw_data())), dtype_(y.dtype()), element_(size_of(y.dtype())) {}
     void store(std::int64_t index, Result result) const {
-        convert_from(&result, to_ + index * element_, dtype_, 1, 1);
+        // The usual dtypes are stored at once: rows may be as short as one element.
+        if (dtype_ == dtype_of<Result>())
+            reinterpret_cast<Result*>(to_)[index] = result;
+        else if (std::is_same_v<Result, double> && dtype_ == DType::f32)
+            reinterpret_cast<float*>(to_)[index] = static_cast<float>(result);
+        else
+            convert_from(&result, to_ + index * element_, dtype_, 1, 1);
     }
     void store(std::int64_t index, const Result* results, std::int64_t n) const {
         convert_from(results, to_ + index * element_, dtype_, 1, n);
@@ -115,9 +122,10 @@ void reduce_rows(const Tensor& x, Rows rows, Tensor& y) {
         [&](std::int64_t row, const State& state) { output.store(row, state.finish(rows.length)); });
 }
 
-// ---- sums down the columns: x lies so that neighbouring results read neighbouring elements (a bias gradient) ----
+// ---- sums down the columns: neighbouring results read neighbouring elements (a bias gradient) ----
 
-/// How many neighbouring elements of y read neighbouring elements of x, where that beats walking along the rows.
+/// How many neighbouring elements of y read neighbouring elements of x, where that beats walking along the
+/// rows.
 std::int64_t column_width(const Tensor& x, std::int64_t axes) {
     const auto kept = static_cast<std::size_t>(x.rank() - axes);
     std::int64_t width = 1;
@@ -195,7 +203,8 @@ void sum_columns(const Tensor& x, std::int64_t axes, std::int64_t width, bool me
     }
 }
 
-/// Walking down columns element by element would read each cache line many times: other reductions turn them first.
+/// Walking down columns element by element would read each cache line many times: other reductions turn them
+/// first.
 Tensor with_near_rows(const Tensor& x, std::int64_t axes) {
     if (column_width(x, axes) == 1) return x;
     Tensor copied = Tensor::empty(x.shape(), {x.dtype(), x.device()});

@@ -1,8 +1,8 @@
 #pragma once
 
-// What a reduction remembers of the elements it has seen. Each struct folds blocks of a row into itself (`first` is the
-// position of the block in its row), joins the state of the stretch that follows, and finishes with the result.
-// T is the compute type of x: double, float or int64.
+// What a reduction remembers of the elements it has seen. Each struct folds blocks of a row into itself
+// (`first` is the position of the block in its row), joins the state of the stretch that follows, and
+// finishes with the result. T is the compute type of x: double, float or int64.
 
 #include <cmath>
 #include <cstdint>
@@ -29,8 +29,8 @@ struct CompensatedSum {
     double value() const { return std::isfinite(sum) ? sum + lost : sum; }
 };
 
-/// The sum of transform(values[i]) of one block, in f64. The pragma lets the compiler add in vectors, in an order that is
-/// fixed when it compiles.
+/// The sum of transform(values[i]) of one block, in f64. The pragma lets the compiler add in vectors, in an
+/// order that is fixed when it compiles.
 template <class T, class Transform>
 double block_sum(const T* values, std::int64_t n, Transform transform) {
     double sum = 0.0;

@@ -80,8 +80,8 @@ void topk(const Tensor& x, std::int64_t k, Tensor& values, Tensor& indices) {
 
 // ---- multinomial ----
 
-/// Weights at the leaves of a binary tree whose inner nodes hold the sums below them. Taking a weight out computes
-/// the sums above it anew, so that nothing drifts and what has been taken weighs exactly 0.
+/// Weights at the leaves of a binary tree whose inner nodes hold the sums below them. Taking a weight out
+/// computes the sums above it anew, so that nothing drifts and what has been taken weighs exactly 0.
 class WeightTree {
 public:
     void assign(const std::vector<double>& weights) {
@@ -91,7 +91,8 @@ public:
         std::copy(weights.begin(), weights.end(), sums_.begin() + static_cast<std::ptrdiff_t>(leaves_));
         for (std::size_t node = leaves_ - 1; node > 0; --node) add_children(node);
     }
-    /// The leaf in which the running sum of weights passes share * total, share in (0, 1). Never one that weighs 0.
+    /// The leaf in which the running sum of weights passes share * total, share in (0, 1). Never one that
+    /// weighs 0.
     std::int64_t find(double share) const {
         double rest = share * sums_[1];
         std::size_t node = 1;

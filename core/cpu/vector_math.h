@@ -1,11 +1,13 @@
 #pragma once
 
-// Elementary functions without branches, so that the compiler turns a plain loop over them into vector instructions.
+// Elementary functions without branches, so that the compiler turns a plain loop over them into vector
+// instructions.
 //
-// The f32 versions are our own: polynomials fitted by the Remez algorithm to the stated error, around an exact reduction
-// of the argument. NaN goes in and comes out, infinities and subnormal results are right. The bounds (in units in the
-// last place, against f64) are checked over the whole range by tests/ops/activation.cpp. They are always inlined: a loop
-// with a call in it has no vector instructions. The f64 versions are those of the C++ library.
+// The f32 versions are our own: polynomials fitted by the Remez algorithm to the stated error, around an
+// exact reduction of the argument. NaN goes in and comes out, infinities and subnormal results are right. The
+// bounds (in units in the last place, against f64) are checked over the whole range by
+// tests/ops/activation.cpp. They are always inlined: a loop with a call in it has no vector instructions. The
+// f64 versions are those of the C++ library.
 
 #include <algorithm>
 #include <bit>
@@ -21,9 +23,9 @@ namespace detail {
     return std::bit_cast<float>((n + 127U) << 23);
 }
 
-/// x with its magnitude cut to `limit`; NaN is cut too. In integers: of what follows a floating comparison with a
-/// constant the compiler makes two versions and computes both, and operations on the subnormal numbers of the one that
-/// nobody asked for take a hundred times as long.
+/// x with its magnitude cut to `limit`; NaN is cut too. In integers: of what follows a floating comparison
+/// with a constant the compiler makes two versions and computes both, and operations on the subnormal numbers
+/// of the one that nobody asked for take a hundred times as long.
 [[gnu::always_inline]] inline float cut(float x, float limit) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = std::min(bits & 0x7fffffffU, std::bit_cast<std::uint32_t>(limit));
@@ -62,8 +64,8 @@ namespace detail {
 }
 inline double exponential(double x) { return std::exp(x); }
 
-/// exp(x) to 1 ulp for x <= 87, where what is below the normal numbers is 0: for the weights of a softmax, whose
-/// largest is 1. Half the work of exponential().
+/// exp(x) to 1 ulp for x <= 87, where what is below the normal numbers is 0: for the weights of a softmax,
+/// whose largest is 1. Half the work of exponential().
 [[gnu::always_inline]] inline float exponential_weight(float x) {
     constexpr float log2_of_e = 0x1.715476p+0F;
     constexpr float ln2_high = 0x1.62e400p-1F;
@@ -142,7 +144,8 @@ struct NormalTail {
 /// Both to 5 ulp, in relative terms also far out in the tail.
 [[gnu::always_inline]] inline NormalTail normal_tail(float x) {
     const float a = detail::cut(std::fabs(x), 14.5F);  // both are 0 from there on
-    // a^2 = high^2 + (a - high) (a + high), where high has 12 bits and so an exact square: x^2 to more than 24 bits.
+    // a^2 = high^2 + (a - high) (a + high), where high has 12 bits and so an exact square: x^2 to more than
+    // 24 bits.
     const float high = std::bit_cast<float>(std::bit_cast<std::uint32_t>(a) & 0xfffff000U);
     const float bell = detail::exponential_of_sum(-0.5F * high * high, -0.5F * (a - high) * (a + high));
     // tail = bell / (1 + a) Q(t) with t = (a - 4) / (a + 4), relative error 2^-29

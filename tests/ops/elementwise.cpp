@@ -295,6 +295,12 @@ std::vector<Row> choice_rows() {
                                        [](double x) { return x < -0.75 ? -0.75 : (x > 1.25 ? 1.25 : x); })};
     clamp_row.refusals = {{[] { clamp(ones({2}), 1.0, -1.0); }, {"[clamp]", "1", "-1"}}};
 
+    const Row whole_clamp_row{
+        .op = "clamp",
+        .cases = unary_cases([](const Tensor& x) { return clamp(x, -1.0, 3.0); },
+                             [](double x) { return x < -1.0 ? -1.0 : (x > 3.0 ? 3.0 : x); }, {-5.0, 9.0}),
+        .dtypes = number_dtypes()};
+
     Row fill_row{.op = "masked_fill", .dtypes = number_dtypes()};
     for (const auto& [shape, mask] : {std::pair<Shape, Shape>{{}, {}},
                                       {{17}, {17}},
@@ -309,7 +315,7 @@ std::vector<Row> choice_rows() {
                  return map(x, m, [](double value, double hidden) { return hidden != 0.0 ? 7.0 : value; });
              })});
     fill_row.refusals = {{[] { masked_fill(ones({2}), ones({2}), 0); }, {"[masked_fill]", "bool"}}};
-    return {where_row, clamp_row, fill_row};
+    return {where_row, clamp_row, whole_clamp_row, fill_row};
 }
 
 }  // namespace

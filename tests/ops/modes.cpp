@@ -77,7 +77,8 @@ struct Result {
     std::vector<Tensor> gradients;  // of each input; undefined where none is wanted
 };
 
-/// Forward, and backward from fixed weights of all outputs. The inputs become leaves as they are, strides and all.
+/// Forward, and backward from fixed weights of all outputs. The inputs become leaves as they are, strides and
+/// all.
 Result run(const Row& row, const Case& sample, const std::vector<Tensor>& inputs, bool with_backward) {
     std::vector<Tensor> leaves;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -343,6 +344,25 @@ TEST_CASE("ops: bad input is refused with a message that names the values") {
                 CHECK(message.find(text) != std::string::npos);
             }
         }
+    }
+}
+
+TEST_CASE("ops: the comparison behind these tests sees what is wrong") {
+    const Tensor x = tensor({1.0, 2.0, std::nan("")});
+    const Tolerance tolerance = tolerance_of(DType::f32);
+    CHECK(difference(x, {{3}, {1.0, 2.0, std::nan("")}}, tolerance) == "");
+    CHECK(difference(x, {{3}, {1.0, 2.00001, std::nan("")}}, tolerance).find("(1)") != std::string::npos);
+    CHECK(difference(x, {{3}, {1.0, 2.0, 3.0}}, tolerance) != "");
+    CHECK(difference(x, {{3}, {1.0, std::nan(""), std::nan("")}}, tolerance) != "");
+    CHECK(difference(x, {{3, 1}, {1.0, 2.0, std::nan("")}}, tolerance).find("(3, 1)") != std::string::npos);
+    CHECK(!is_close(1.0, INFINITY, tolerance));
+    CHECK(!is_close(-INFINITY, INFINITY, tolerance));
+    CHECK(!same_bits(tensor({0.0}), tensor({-0.0})));
+    CHECK(!same_bits(tensor({0.0}), Tensor()));
+    for (const DType dtype :
+         floating_dtypes()) {  // a wrong rounding or a lost term is not within the tolerance
+        CHECK(tolerance_of(dtype).relative < 0.01);
+        CHECK(gradient_tolerance_of(dtype).relative < 0.05);
     }
 }
 

@@ -23,7 +23,8 @@ struct Slices {
     bool keep_axes = false;
 };
 
-/// Shapes and axes: all, one, several, outer ones (summed down columns), keeping axes, and rows that threads share.
+/// Shapes and axes: all, one, several, outer ones (summed down columns), keeping axes, and rows that threads
+/// share.
 std::vector<Slices> usual_slices(bool with_empty) {
     std::vector<Slices> all{
         {{}, {}},

@@ -1,16 +1,18 @@
 #pragma once
 
-// The op table. One row for each public function of autograd/ops/, and one place that says what is tested of it:
+// The op table. One row for each public function of autograd/ops/, and one place that says what is tested of
+// it:
 //
-//   forward     every dtype of the row, against a reference in f64 on the same (rounded) inputs: values, shape, dtype
-//   gradcheck   the gradient in f64 against differences; for twice-differentiable ops also the gradient's gradient
+//   forward     every dtype of the row against a reference in f64 on the same (rounded) inputs
+//   gradcheck   the gradient in f64 against differences; of composed ops also the gradient's gradient
 //   gradient    in every floating dtype of the row, against the f64 gradient on the same inputs
-//   strides     transposed, strided and broadcast inputs give what their contiguous copies give, forward and backward
+//   strides     transposed, spaced and broadcast inputs give what their contiguous copies give
 //   threads     the same bits with one thread and with two, forward and backward
 //   refusals    bad input throws an Error that names the values
 //
-// on every device of devices(). The modes are in modes.cpp; the rows stand by family in tests/ops/<family>.cpp, each
-// file giving one function that all_rows() calls. An op without a row fails the suite.
+// on every device of devices(). The modes are in modes.cpp; the rows stand by family in
+// tests/ops/<family>.cpp, each file giving one function that all_rows() calls. An op without a row fails the
+// suite.
 //
 // POTLUCK_OP=name runs the modes for one op only.
 
@@ -31,7 +33,8 @@ struct Array {
     std::vector<double> values;
 };
 
-/// How an input is made. Integer dtypes get the random numbers rounded down, u8 their magnitude, bool "above 0".
+/// How an input is made. Integer dtypes get the random numbers rounded down, u8 their magnitude, bool "above
+/// 0".
 struct Input {
     Shape shape;
     double low = -2.0;
@@ -95,8 +98,8 @@ struct Tolerance {
     double relative;
     double absolute;
 };
-/// The tolerances of all ops, in one place: for results, which are rounded once, and for gradients, whose backward
-/// rounds on the way (in half types also terms that then cancel).
+/// The tolerances of all ops, in one place: for results, which are rounded once, and for gradients, whose
+/// backward rounds on the way (in half types also terms that then cancel).
 Tolerance tolerance_of(DType dtype);
 Tolerance gradient_tolerance_of(DType dtype);
 /// Whether got is expected, within the tolerance. NaN equals NaN.
@@ -109,8 +112,8 @@ std::vector<Device> devices();
 
 // ---- making cases ----
 
-/// From a function of tensors, `call([](const Tensor& x, const Tensor& y) { return x + y; })`, that returns a tensor,
-/// a pair of tensors, or a vector of tensors.
+/// From a function of tensors, `call([](const Tensor& x, const Tensor& y) { return x + y; })`, that returns a
+/// tensor, a pair of tensors, or a vector of tensors.
 inline std::vector<Tensor> as_list(Tensor x) { return {std::move(x)}; }
 inline std::vector<Tensor> as_list(std::pair<Tensor, Tensor> pair) { return {pair.first, pair.second}; }
 inline std::vector<Tensor> as_list(std::vector<Tensor> list) { return list; }
@@ -143,7 +146,8 @@ Reference reference(Function function) {
     };
 }
 
-/// Shapes that every op of one free shape should see: scalar, empty, odd sizes, and one that several threads share.
+/// Shapes that every op of one free shape should see: scalar, empty, odd sizes, and one that several threads
+/// share.
 std::vector<Shape> usual_shapes();
 /// Pairs that broadcast.
 std::vector<std::pair<Shape, Shape>> usual_shape_pairs();
