@@ -1,12 +1,13 @@
 // What can go wrong with threads: errors, items that hang, loops that are left.
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <cstdlib>
 #include <future>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 
@@ -33,6 +34,25 @@ struct Door {
     std::shared_future<void> opened = promise.get_future().share();
     std::atomic<int> passed = 0;
 };
+
+constexpr const char* task_variable = "POTLUCK_LOADER_TASK";
+
+/// Runs this program again for one test case, whose body finds `task` in the environment. Its exit status.
+int status_of_child(const char* test_case, const std::string& task) {
+    const std::string filter = std::string("--test-case=") + test_case;
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        setenv(task_variable, task.c_str(), 1);
+        unsetenv("POTLUCK_TEST_RESULTS");
+        unsetenv("POTLUCK_TEST_FILTER");
+        execl("/proc/self/exe", "test", filter.c_str(), "-m", static_cast<char*>(nullptr));
+        _exit(127);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
 
 }  // namespace
 
@@ -187,4 +207,35 @@ TEST_CASE("loader: what workers allocated is freed with the loader") {
         for (int i = 0; i < 25; ++i) loader.next();
     }
     CHECK(memory_statistics().current == before);
+}
+
+TEST_CASE("loader: a program with a thread that hangs still ends, with the exit status it wants") {
+    constexpr int wanted = 7;
+    if (const char* task = std::getenv(task_variable); task != nullptr) {  // this is the child
+        auto door = std::make_shared<Door>();                              // that nobody opens
+        const data::FunctionDataset hanging(8, [door](std::int64_t, RandomKey) {
+            door->opened.wait();
+            return data::Example{};
+        });
+        try {
+            data::Loader(hanging, {.workers = 4, .timeout_seconds = 0.2}).next();
+        } catch (const Error&) {
+            std::exit(wanted);
+        }
+    } else {
+        const double seconds =
+            seconds_of([&] { CHECK(status_of_child("loader: a program with a thread*", "hang") == wanted); });
+        CHECK(seconds < 5.0);
+    }
+}
+
+TEST_CASE("loader: a program that leaves its loop early ends well") {
+    if (const char* task = std::getenv(task_variable); task != nullptr) {  // this is the child
+        for (auto [x, y] :
+             data::Loader(data::TensorDataset(zeros({1000, 4})), {.batch = 2, .workers = std::atoi(task)}))
+            break;
+    } else {
+        for (const char* workers : {"1", "4", "16"})
+            CHECK(status_of_child("loader: a program that leaves*", workers) == 0);
+    }
 }
