@@ -120,6 +120,10 @@ build() {
             tail -n 15 "$log" >&2
             fail "The configuration failed. All of it: $log"
         fi
+    elif [ ${#options[@]} -gt 0 ]; then
+        # A folder that was configured by hand, or by an older version.
+        meson configure "${options[@]}" "$folder" </dev/null >"$log" 2>&1 ||
+            fail "$(basename "$folder")/ does not take these options: ${options[*]}. Remove the folder, then try again."
     fi
     if [ -t 2 ]; then
         # Ninja keeps its progress on one line of a terminal.
