@@ -76,8 +76,12 @@ RandomKey take_key(const Tensor& q, const Sizes& s, const Attention& options) {
     return default_generator(q.device()).take(s.batch * s.heads * s.queries * s.keys);
 }
 
-Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s, const Attention& options,
-                RandomKey key) {
+Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& given_v, const Sizes& s,
+                const Attention& options, RandomKey key) {
+    // As in the fused kernel, half types are only how the tensors are stored.
+    const DType dtype = promote(promote(given_q.dtype(), given_k.dtype()), given_v.dtype());
+    const DType inner = promote(dtype, DType::f32);
+    const Tensor q = to(given_q, inner), k = to(given_k, inner), v = to(given_v, inner);
     // Each key-value head serves a group of query heads: (batch, kv_heads, group, time, size), where k and v have group 1.
     const std::int64_t group = s.kv_heads == 0 ? 1 : s.heads / s.kv_heads;
     const Tensor queries = reshape(q, {s.batch, s.kv_heads, group, s.queries, s.head_size});
@@ -98,7 +102,7 @@ Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& 
     Tensor weights = softmax(scores);
     if (options.dropout > 0.0) weights = detail::dropout_by_key(contiguous(weights), options.dropout, key);
     weights = reshape(weights, {s.batch, s.kv_heads, group, s.queries, s.keys});
-    return reshape(matmul(weights, unsqueeze(v, 2)), {s.batch, s.heads, s.queries, s.value_size});
+    return to(reshape(matmul(weights, unsqueeze(v, 2)), {s.batch, s.heads, s.queries, s.value_size}), dtype);
 }
 
 /// (batch, heads, time, size) whose memory is (batch, time, heads, size): joining the heads then needs no copy.

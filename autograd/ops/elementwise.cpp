@@ -1,7 +1,5 @@
 #include "autograd/ops/elementwise.h"
 
-#include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "autograd/ops/reduce.h"
@@ -57,18 +55,6 @@ Tensor test(const char* name, UnaryOp op, const Tensor& x) {
     detail::require_defined(name, x, "the operand");
     Tensor y = Tensor::empty(x.shape(), {DType::boolean, x.device()});
     backend(x.device()).unary(op, x, y);
-    return y;
-}
-
-Tensor compare(const char* name, CompareOp op, const Tensor& a, const Tensor& b) {
-    const OpScope scope(name);
-    check_pair(name, a, b);
-    const Shape shape = broadcast_shapes(name, a.shape(), b.shape());
-    const DType dtype = promote(a.dtype(), b.dtype());
-    Tensor y = Tensor::empty(shape, {DType::boolean, a.device()});
-    backend(a.device())
-        .compare(op, cast(a, dtype).broadcast_alias(name, shape), cast(b, dtype).broadcast_alias(name, shape),
-                 y);
     return y;
 }
 
@@ -327,112 +313,5 @@ Tensor round(const Tensor& x) { return step_function("round", UnaryOp::round, x)
 Tensor is_nan(const Tensor& x) { return test("is_nan", UnaryOp::is_nan, x); }
 Tensor is_finite(const Tensor& x) { return test("is_finite", UnaryOp::is_finite, x); }
 Tensor logical_not(const Tensor& x) { return test("logical_not", UnaryOp::logical_not, x); }
-
-// ---- comparisons ----
-
-Tensor equal(const Tensor& a, const Tensor& b) { return compare("equal", CompareOp::equal, a, b); }
-Tensor not_equal(const Tensor& a, const Tensor& b) {
-    return compare("not_equal", CompareOp::not_equal, a, b);
-}
-Tensor less(const Tensor& a, const Tensor& b) { return compare("less", CompareOp::less, a, b); }
-Tensor less_equal(const Tensor& a, const Tensor& b) {
-    return compare("less_equal", CompareOp::less_equal, a, b);
-}
-Tensor greater(const Tensor& a, const Tensor& b) { return compare("greater", CompareOp::greater, a, b); }
-Tensor greater_equal(const Tensor& a, const Tensor& b) {
-    return compare("greater_equal", CompareOp::greater_equal, a, b);
-}
-Tensor operator==(const Tensor& a, const Tensor& b) { return equal(a, b); }
-Tensor operator!=(const Tensor& a, const Tensor& b) { return not_equal(a, b); }
-Tensor operator<(const Tensor& a, const Tensor& b) { return less(a, b); }
-Tensor operator<=(const Tensor& a, const Tensor& b) { return less_equal(a, b); }
-Tensor operator>(const Tensor& a, const Tensor& b) { return greater(a, b); }
-Tensor operator>=(const Tensor& a, const Tensor& b) { return greater_equal(a, b); }
-Tensor operator==(const Tensor& a, const Scalar& b) { return equal(a, scalar_like(a, b)); }
-Tensor operator!=(const Tensor& a, const Scalar& b) { return not_equal(a, scalar_like(a, b)); }
-Tensor operator<(const Tensor& a, const Scalar& b) { return less(a, scalar_like(a, b)); }
-Tensor operator<=(const Tensor& a, const Scalar& b) { return less_equal(a, scalar_like(a, b)); }
-Tensor operator>(const Tensor& a, const Scalar& b) { return greater(a, scalar_like(a, b)); }
-Tensor operator>=(const Tensor& a, const Scalar& b) { return greater_equal(a, scalar_like(a, b)); }
-
-// ---- choosing ----
-
-namespace {
-
-void require_condition(const char* name, const Tensor& condition, const char* what) {
-    detail::require_defined(name, condition, what);
-    if (condition.dtype() != DType::boolean)
-        throw Error(name, fmt::format("{} is {} {}, but bool is needed. Compare it with something: x != 0.",
-                                      what, condition.dtype(), pretty(condition.shape())));
-}
-
-/// where, outside the tape; a and b have one dtype.
-Tensor choose(const char* name, const Tensor& condition, const Tensor& a, const Tensor& b,
-              const Shape& shape) {
-    Tensor y = Tensor::empty(shape, {a.dtype(), a.device()});
-    backend(a.device())
-        .where(condition.broadcast_alias(name, shape), a.broadcast_alias(name, shape),
-               b.broadcast_alias(name, shape), y);
-    return y;
-}
-
-}  // namespace
-
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-    const OpScope scope("where");
-    require_condition("where", condition, "the condition");
-    check_pair("where", a, b);
-    detail::require_same_device("where", {condition, a});
-    const Shape shape =
-        broadcast_shapes("where", condition.shape(), broadcast_shapes("where", a.shape(), b.shape()));
-    const DType dtype = promote(a.dtype(), b.dtype());
-    const Tensor y = choose("where", condition, cast(a, dtype), cast(b, dtype), shape);
-    return record("where", y, {condition, a, b}, {condition},
-                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor zero = scalar_like(dy, 0);
-                      if (dx.wants(1)) dx.add(1, where(saved[0], dy, zero));
-                      if (dx.wants(2)) dx.add(2, where(saved[0], zero, dy));
-                  });
-}
-
-Tensor clamp(const Tensor& x, double low, double high) {
-    const OpScope scope("clamp");
-    detail::require_defined("clamp", x, "the operand");
-    if (!(low <= high))
-        throw Error("clamp",
-                    fmt::format("the lower limit {} is not below the upper limit {}. Swap them.", low, high));
-    Scalar lower = low, upper = high;
-    if (!is_floating(x.dtype())) {  // the integers that lie between the limits
-        lower = Scalar(std::ceil(low)).to_int64();
-        upper = Scalar(std::floor(high)).to_int64();
-        if (lower.to_int64() > upper.to_int64())
-            throw Error("clamp", fmt::format("no integer lies between {} and {}.", low, high));
-    }
-    // Integers are compared in 64 bits: a limit may lie outside of the narrow dtype.
-    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
-    const Tensor raised =
-        compute("clamp", BinaryOp::maximum, cast(x, dtype), full({}, lower, {dtype, x.device()}));
-    Tensor y = raised;
-    backend(x.device())
-        .binary(BinaryOp::minimum, raised,
-                full({}, upper, {dtype, x.device()}).broadcast_alias("clamp", x.shape()), y);
-    return record("clamp", cast(y, x.dtype()), {x}, {x},
-                  [low, high](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor x = saved[0], zero = scalar_like(dy, 0);
-                      dx.add(0, where(x < low, zero, where(x > high, zero, dy)));
-                  });
-}
-
-Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value) {
-    const OpScope scope("masked_fill");
-    detail::require_defined("masked_fill", x, "x");
-    require_condition("masked_fill", mask, "the mask");
-    detail::require_same_device("masked_fill", {x, mask});
-    const Tensor filling = full({}, value, {x.dtype(), x.device()});
-    const Tensor y = choose("masked_fill", mask, filling, x, x.shape());
-    return record("masked_fill", y, {x}, {mask}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, where(saved[0], scalar_like(dy, 0), dy));
-    });
-}
 
 }  // namespace potluck

@@ -1,5 +1,7 @@
 #include "autograd/ops/matmul.h"
 
+#include <algorithm>
+
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
 #include "autograd/ops/view.h"
@@ -54,19 +56,35 @@ void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const 
     }
 }
 
+/// Throws Error when the inner sizes or the batches of a product do not fit.
+void require_fit(const Tensor& a, const Tensor& b) {
+    const std::int64_t inner = a.size(-1), other = b.rank() == 1 ? b.size(0) : b.size(-2);
+    if (inner != other) {
+        const bool matrices = a.rank() > 1 && b.rank() > 1;
+        const char* way_out = " The last size of the first must be the last but one of the second.";
+        if (!matrices) way_out = " A vector must be as long as the axis that it meets.";
+        if (matrices && a.size(-2) == b.size(-2)) way_out = " Did you mean to transpose the first?";
+        if (matrices && a.size(-1) == b.size(-1)) way_out = " Did you mean to transpose the second?";
+        throw Error("matmul", fmt::format("inner sizes differ: {} x {}.{}", pretty(a.shape()),
+                                          pretty(b.shape()), way_out));
+    }
+    for (std::int64_t axis = -3; axis >= -std::min(a.rank(), b.rank()); --axis) {
+        const std::int64_t one = a.size(axis), two = b.size(axis);
+        if (one != two && one != 1 && two != 1)
+            throw Error(
+                "matmul",
+                fmt::format("the batches of {} and {} do not broadcast: counted from the end, axis {} has "
+                            "sizes {} and {}. They must be equal, or one of them 1.",
+                            pretty(a.shape()), pretty(b.shape()), -axis, one, two));
+    }
+}
+
 /// (.., m, k) x (.., k, n), both with two axes or more.
 Tensor matrix_product(const Tensor& a, const Tensor& b) {
     detail::require_same_device("matmul", {a, b});
     const DType dtype = promote(a.dtype(), b.dtype());
     if (dtype == DType::boolean)
         throw Error("matmul", "bool tensors have no product. Convert one with .to(DType::f32).");
-    if (a.size(-1) != b.size(-2))
-        throw Error("matmul",
-                    fmt::format("inner sizes differ: {} x {}.{}", pretty(a.shape()), pretty(b.shape()),
-                                a.size(-1) == b.size(-1)   ? " Did you mean to transpose the second?"
-                                : a.size(-2) == b.size(-2) ? " Did you mean to transpose the first?"
-                                                           : " The last size of the first must be the "
-                                                             "last but one of the second."));
     const Tensor left = cast(a, dtype), right = cast(b, dtype);
     const std::int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
     const Shape a_batch(a.shape().begin(), a.shape().end() - 2),
@@ -133,6 +151,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
         throw Error("matmul",
                     fmt::format("a tensor without axes has no matrix product: {} x {}. Use * to scale.",
                                 pretty(a.shape()), pretty(b.shape())));
+    require_fit(a, b);
     if (a.rank() > 1 && b.rank() > 1) return matrix_product(a, b);
     if (a.rank() == 1 && b.rank() == 1) return reshape(matrix_product(unsqueeze(a, 0), unsqueeze(b, 1)), {});
     if (a.rank() == 1) return squeeze(matrix_product(unsqueeze(a, 0), b), -2);

@@ -250,8 +250,7 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
     if (p == 1.0 || (is_infinite && x.count() == 0))  // nothing has no largest element, but norm 0
         return sum(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
     if (p == 2.0) return euclidean_norm(x, axes, keep_axes);
-    if (is_infinite)
-        return max(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
+    if (is_infinite) return max(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
     throw Error("norm", fmt::format("p is {}. Use 1, 2 or infinity.", p));
 }
 

@@ -137,7 +137,7 @@ Tensor strided_alias(const Tensor& x, std::int64_t axis, std::int64_t start, std
     Strides strides = x.strides();
     const auto at = static_cast<std::size_t>(axis);
     // An empty view starts where x starts: nothing is read, and the place must lie inside the storage.
-    const std::int64_t offset = length == 0 ? x.offset() : x.offset() + start * strides[at];
+    const std::int64_t offset = length == 0 || x.count() == 0 ? x.offset() : x.offset() + start * strides[at];
     shape[at] = length;
     strides[at] *= step;
     return x.alias(std::move(shape), std::move(strides), offset);
