@@ -5,7 +5,7 @@
 #include <set>
 
 #include "core/factories.h"
-#include "tests/data/expect_error.h"
+#include "tests/expect_error.h"
 
 using namespace potluck;
 using potluck::test::contains;

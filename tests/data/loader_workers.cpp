@@ -14,7 +14,7 @@
 #include "core/factories.h"
 #include "core/memory.h"
 #include "data/loader.h"
-#include "tests/data/expect_error.h"
+#include "tests/expect_error.h"
 
 using namespace potluck;
 using potluck::test::contains;

@@ -8,7 +8,7 @@
 
 #include "core/factories.h"
 #include "data/tokenizer.h"
-#include "tests/data/expect_error.h"
+#include "tests/expect_error.h"
 #include "tests/skip.h"
 
 using namespace potluck;

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "core/factories.h"
-#include "tests/data/expect_error.h"
+#include "tests/expect_error.h"
 
 using namespace potluck;
 using data::ByteTokenizer;
