@@ -63,8 +63,11 @@ public:
         const OpScope scope("backward");
         const GradMode mode(create_graph_);
         // What can fail comes first, so that either all gradients appear or none.
-        for (Item& item : items_)
-            if (item.result.defined() && !item.continues_stored) prepare_result(item);
+        for (Item& item : items_) {
+            // A backward within this one may have left a gradient where ours was taken from.
+            const bool alone = item.continues_stored && !item.node->gradient.defined();
+            if (item.result.defined() && !alone) prepare_result(item);
+        }
         if (!to_leaves_) return;
         for (Item& item : items_) {
             if (!item.result.defined()) continue;

@@ -362,6 +362,23 @@ TEST_CASE("a backward that misbehaves is named") {
     CHECK(x.grad().dtype() == DType::f32);
 }
 
+TEST_CASE("a backward within a backward adds to the same leaves") {
+    const Tensor w = leaf({2}, {1});
+    const auto loss_of = [&] {
+        const Tensor y = w * 3;
+        add_gradient_hook(y, [&](const Tensor&) {
+            const GradMode recording(true);
+            sum(w * 10).backward();
+            return Tensor();
+        });
+        return sum(y * w);  // w gets a first part before the hook runs, and a second one after it
+    };
+    loss_of().backward();
+    CHECK(near(w.grad(), {12 + 10}));
+    loss_of().backward();
+    CHECK(near(w.grad(), {2 * (12 + 10)}));
+}
+
 TEST_CASE("a chain of a million ops neither overflows the stack in backward nor when it is freed") {
     const Tensor x = leaf({1}, {});
     const auto chain = [&] {
