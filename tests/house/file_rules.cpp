@@ -21,7 +21,6 @@ struct Exception {
 constexpr Exception without_op[] = {
     {"core/cpu/blocks.cpp", "how all kernels walk their operands"},
     {"core/cpu/convert.cpp", "how all kernels read and write the half types"},
-    {"core/cpu/cpu_backend.cpp", "registers the device"},
     {"core/cpu/gemm.cpp", "the product of two blocks, for matmul and attention"},
     {"core/cpu/memory.cpp", "allocates and releases"},
     {"core/cpu/optimizer.cpp", "the steps of nn/optim, which are not on the tape"},
