@@ -31,7 +31,7 @@ const GPT2Config& checked(const GPT2Config& config) {
 Conv1D::Conv1D(std::int64_t in, std::int64_t out)
     : weight(parameter(zeros({in, out}))), bias(parameter(zeros({out}))) {}
 
-Tensor Conv1D::forward(const Tensor& x) { return matmul(x, weight) + bias; }
+Tensor Conv1D::forward(const Tensor& x) { return linear(x, weight.transpose(0, 1), bias); }
 
 std::string Conv1D::describe() const { return fmt::format("Conv1D({}, {})", weight.size(0), weight.size(1)); }
 
