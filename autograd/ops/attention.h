@@ -6,7 +6,8 @@ namespace potluck {
 
 struct Attention {
     bool causal = false;  // aligned bottom-right: the last query sees every key
-    Tensor mask = {};  // broadcast to (batch, heads, queries, keys): bool (true: may be seen) or floating (added)
+    // Broadcast to (batch, heads, queries, keys): bool (true: may be seen) or floating (added to the scores).
+    Tensor mask = {};
     double scale = 0.0;    // 0: 1 / sqrt(head_size)
     double dropout = 0.0;  // probability of dropping an attention weight
 };
