@@ -66,6 +66,17 @@ TEST_CASE("dropout: p = 1 gives zeros and zero gradients, also of infinity") {
     CHECK(x.grad().to_vector() == std::vector<double>{0, 0, 0});
 }
 
+TEST_CASE("dropout: infinity stays infinity where it is kept, and is 0 where it is dropped") {
+    const double infinity = std::numeric_limits<double>::infinity();
+    Generator generator(2);
+    double kept = 0.0;
+    for (const double value : dropout(full({1000}, infinity), 0.1, true, &generator).to_vector()) {
+        REQUIRE((value == 0.0 || value == infinity));
+        kept += value == infinity ? 1.0 : 0.0;
+    }
+    CHECK(std::fabs(kept - 900.0) < 5.0 * std::sqrt(90.0));
+}
+
 TEST_CASE("dropout: as many are kept as p says, scaled so that the mean stays") {
     Generator generator(11);
     for (const double p : {0.1, 0.5, 0.9}) {
