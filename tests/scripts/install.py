@@ -67,7 +67,7 @@ def through_cmake():
     if not shutil.which("cmake"):
         raise Skip("cmake is not installed")
     build = folder / "by_cmake"
-    succeed(["cmake", "-S", external, "-B", build, f"-DCMAKE_PREFIX_PATH={installed_prefix()}"])
+    succeed(["cmake", "-G", "Ninja", "-S", external, "-B", build, f"-DCMAKE_PREFIX_PATH={installed_prefix()}"])
     succeed(["cmake", "--build", build])
     output = succeed([build / "external"])
     require(output == expected, f"it printed {output!r}, expected {expected!r}")
@@ -82,7 +82,7 @@ def wrong_version():
     text = (external / "CMakeLists.txt").read_text().replace("potluck 0.1", "potluck 99.0")
     (source / "CMakeLists.txt").write_text(text)
     (source / "external.cpp").write_text("int main() {}\n")
-    result = shell(["cmake", "-S", source, "-B", source / "build", f"-DCMAKE_PREFIX_PATH={installed_prefix()}"])
+    result = shell(["cmake", "-G", "Ninja", "-S", source, "-B", source / "build", f"-DCMAKE_PREFIX_PATH={installed_prefix()}"])
     require(result.returncode != 0 and "99.0" in result.stdout, f"it was not refused:\n{result.stdout[-2000:]}")
 
 
