@@ -25,21 +25,21 @@ struct Settings {
     std::vector<std::string> text;  // empty: the sources of Potluck
     double validation_fraction = 0.1;
     std::string model = "gpt2";
-    std::int64_t layers = 4, heads = 4, width = 128, context = 128;
+    std::int64_t layers = 4, heads = 4, width = 128, context = 64;
     double dropout = 0.0;
-    std::int64_t batch = 16, accumulate = 1, steps = 600;
+    std::int64_t batch = 8, accumulate = 1, steps = 2400;
     double learning_rate = 3e-3;
-    std::int64_t warmup = 50;
+    std::int64_t warmup = 100;
     double weight_decay = 0.1, clip = 1.0;
     std::uint64_t seed = 42;
-    std::int64_t validate_every = 200, checkpoint_every = 200;
+    std::int64_t validate_every = 800, checkpoint_every = 400;
     std::uint64_t text_fingerprint = 0;
 
     // how this process goes about it
     int threads = 0, workers = 1;
-    std::int64_t log_every = 20;
+    std::int64_t log_every = 100;
     std::string run_folder, resume;
-    std::string prompt = "Tensor ";
+    std::string prompt = "Tensor softmax(const Tensor& x";
     std::int64_t sample_tokens = 400, top_k = 40;
     double temperature = 0.8;
 };

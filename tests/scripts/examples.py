@@ -125,7 +125,7 @@ def gpt():
 
 @case("train_gpt: a run learns, and leaves metrics, a summary and a checkpoint")
 def whole_run():
-    output = trained("whole", "--steps", 60, "--validate-every", 30, "--sample-tokens", 50, "--prompt", "line ")
+    output = trained("whole", "--steps", 60, "--validate-every", 30, "--log-every", 20, "--sample-tokens", 50, "--prompt", "line ")
     lines = metrics_of("whole")
     require([line["step"] for line in lines] == list(range(1, 61)), "a line for each step")
     for key in ("step", "loss", "learning_rate", "tokens_per_second", "memory_bytes"):
