@@ -109,6 +109,14 @@ def test_options():
     require(result.returncode == 2 and "two different builds" in result.stdout, result.stdout)
 
 
+@case("./demo: an unknown option is refused with the nearest one, and nothing is built")
+def demo_options():
+    for option, hint in (("--stpes", "--steps"), ("-steps", "--steps"), ("--widht=8", "--width")):
+        result = shell([root / "demo", option], timeout=10)
+        require(result.returncode == 2 and f"Did you mean {hint}?" in result.stdout, result.stdout)
+        require("Building" not in result.stdout, result.stdout)
+
+
 @case("./test --help and ./demo --help tell their options and build nothing")
 def help_texts():
     for command, options in (("test", ("--long", "--filter", "--sanitize")), ("demo", ("--text", "--steps"))):
