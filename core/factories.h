@@ -41,7 +41,7 @@ Tensor randperm(std::int64_t count, Generator* generator = nullptr);
 template <Element T>
 Tensor from_values(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
 
-/// tensor(3.5), tensor({1., 2., 3.}), tensor({{1., 2.}, {3., 4.}}): floating literals give f32, integers i64.
+/// tensor(3.5), tensor({1, 2}), tensor({{1, 2}, {3, 4}}): f32, whole numbers too; a vector of int64_t gives i64.
 Tensor tensor(double value, TensorOptions options = {});
 Tensor tensor(std::initializer_list<double> values, TensorOptions options = {});
 Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, TensorOptions options = {});
