@@ -54,6 +54,12 @@ void require_f64(const Tensor& x, const std::string& what) {
 
 std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& function,
                       const std::vector<Tensor>& inputs, const GradcheckOptions& options) {
+    if (!function) throw Error("gradcheck", "the function is empty. Give one.");
+    if (!(options.step > 0.0 && options.absolute >= 0.0 && options.relative >= 0.0) ||
+        !std::isfinite(options.step))
+        throw Error("gradcheck", fmt::format("step {} must be above 0, and the tolerances {} and {} must not "
+                                             "be negative.",
+                                             options.step, options.absolute, options.relative));
     // The inputs that are differentiated, as leaves of their own.
     std::vector<Tensor> leaves = inputs, wanted;
     std::vector<std::size_t> numbers;

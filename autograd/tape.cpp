@@ -124,6 +124,8 @@ Tensor record(const char* name, const Tensor& output, std::vector<Tensor> inputs
             name,
             "the result given to record() is already on the tape. Give a fresh tensor or a detach()ed one.");
 
+    if (!backward) throw Error(name, "record() was given no backward. Give a function.");
+
     auto node = std::make_shared<Node>();
     node->name = name;
     node->shape = output.shape();

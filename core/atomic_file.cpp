@@ -36,6 +36,8 @@ std::string behind_links(const std::string& path) {
 AtomicFile::AtomicFile(std::string op, const std::string& path)
     : op_(std::move(op)), path_(path), target_(behind_links(path)) {
     if (path.empty()) throw Error(op_, "the path to write is empty.");
+    if (path.find('\0') != std::string::npos)
+        throw Error(op_, "the path to write holds a zero byte, where the system would cut it off.");
     folder_ = std::filesystem::path(target_).parent_path().string();
     if (folder_.empty()) folder_.push_back('.');
     struct stat existing {};

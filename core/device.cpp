@@ -97,8 +97,10 @@ Device best_device() { return find(Device::cuda()) != nullptr ? Device::cuda() :
 Backend& backend(Device device) { return *device_entry(device).backend; }
 
 void set_threads(int count) {
-    if (count < 0)
-        throw Error("set_threads", fmt::format("{} threads. Give 1 or more, or 0 for one per core.", count));
+    constexpr int most = 1024;  // OpenMP ends the program when the system refuses a thread
+    if (count < 0 || count > most)
+        throw Error("set_threads",
+                    fmt::format("{} threads. Give 1 to {}, or 0 for one per core.", count, most));
     const int standard = default_threads();  // asked before this thread's OpenMP setting changes
     chosen_threads = count;
     omp_set_num_threads(count == 0 ? standard : count);

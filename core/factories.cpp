@@ -168,6 +168,8 @@ Tensor linspace(double start, double end, std::int64_t count, TensorOptions opti
     const OpScope scope("linspace");
     check_floating("linspace", options.dtype);
     if (count < 0) throw Error("linspace", fmt::format("{} numbers cannot be made. Give 0 or more.", count));
+    if (!std::isfinite(start) || !std::isfinite(end))
+        throw Error("linspace", fmt::format("{} to {}: give finite numbers.", start, end));
     element_count({count});
     Tensor values = Tensor::empty({count}, {DType::f64});
     auto* value = values.data<double>();

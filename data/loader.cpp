@@ -259,7 +259,14 @@ private:
 std::vector<std::int64_t> shuffled_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
     if (size < 0)
         throw Error("shuffled_order", fmt::format("the size is {}. It must not be negative.", size));
-    std::vector<std::int64_t> order(static_cast<std::size_t>(size));
+    std::vector<std::int64_t> order;
+    try {
+        order.resize(static_cast<std::size_t>(size));
+    } catch (const std::exception&) {
+        throw Error("shuffled_order", fmt::format("there is no memory for an order of {} items. Read them "
+                                                  "unshuffled, or cut the dataset into parts.",
+                                                  size));
+    }
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
     constexpr std::uint64_t orders = 0x6f7264657273ULL;  // apart from other users of the same seed
     const auto key_numbers = philox({seed ^ orders, 0}, static_cast<std::uint64_t>(epoch));
@@ -322,6 +329,7 @@ void Loader::set_state(const LoaderState& state) {
 }
 
 void Loader::start() {
+    if (!dataset_) throw Error("Loader", "this loader was moved from. Use the one that it was moved to.");
     resumed_ = false;
     running_.reset();  // first let the old workers go
     const auto end = [&] {

@@ -55,6 +55,7 @@ void check_heads(std::string_view op, std::int64_t width, std::int64_t heads, st
 }
 
 Tensor split_heads(const Tensor& x, std::int64_t heads) {
+    check_heads("split_heads", x.size(2), heads, heads);
     return x.reshape({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
 }
 
@@ -65,6 +66,13 @@ Tensor merge_heads(const Tensor& x) {
 KeyValueCache::KeyValueCache(std::int64_t layers, std::int64_t batch, std::int64_t kv_heads,
                              std::int64_t capacity, std::int64_t head_size, TensorOptions options)
     : capacity_(capacity) {
+    if (layers < 1 || batch < 1 || kv_heads < 1 || capacity < 1 || head_size < 1 ||
+        !is_floating(options.dtype)) {
+        throw Error("key_value_cache",
+                    fmt::format("{} layers, batch {}, {} kv_heads, capacity {} and head_size {} must be at "
+                                "least 1, and the dtype ({}) floating.",
+                                layers, batch, kv_heads, capacity, head_size, options.dtype));
+    }
     for (std::int64_t i = 0; i < layers; ++i) {
         keys_.push_back(Tensor::empty({batch, kv_heads, capacity, head_size}, options));
         values_.push_back(Tensor::empty({batch, kv_heads, capacity, head_size}, options));

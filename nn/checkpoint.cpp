@@ -165,6 +165,10 @@ std::map<std::string, RandomKey> generator_states(const nn::Module& module) {
 std::string save_checkpoint(const std::string& folder, const nn::Module& module,
                             const optim::Optimizer& optimizer, const TrainingState& state,
                             std::int64_t keep) {
+    if (keep < 0 || state.step < 0) {
+        throw Error("save_checkpoint",
+                    fmt::format("keep is {} and step is {}. They must not be negative.", keep, state.step));
+    }
     const fs::path complete = fs::path(folder) / step_name(state.step);
     const fs::path partial = complete.string() + unfinished;
     const fs::path replaced = complete.string() + ".replaced";

@@ -1,5 +1,6 @@
 #include "nn/clip.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -72,9 +73,13 @@ double clip(const std::vector<Tensor>& parameters, const std::vector<std::string
     }
     if (norm <= max_norm) return norm;
     const NoGrad guard;
+    std::vector<Tensor> scaled;  // two parameters may have been given the same gradient
     for (const Tensor& parameter : parameters) {
         const Tensor gradient = parameter.grad();
-        if (gradient.defined()) gradient.mul_(max_norm / norm);
+        const auto is_same = [&](const Tensor& other) { return other.is_same(gradient); };
+        if (!gradient.defined() || std::any_of(scaled.begin(), scaled.end(), is_same)) continue;
+        gradient.mul_(max_norm / norm);
+        scaled.push_back(gradient);
     }
     return norm;
 }

@@ -44,14 +44,18 @@ Fans fans_of(const char* op, const Tensor& weight) {
 }  // namespace
 
 void normal(const Tensor& tensor, double mean, double deviation, Generator* generator) {
-    if (!(deviation >= 0.0))
-        throw Error("init.normal", fmt::format("the deviation {} is negative.", deviation));
+    if (!(deviation >= 0.0) || !std::isfinite(deviation) || !std::isfinite(mean))
+        throw Error("init.normal", fmt::format("the mean {} and the deviation {} must be finite, and the "
+                                               "deviation must not be negative.",
+                                               mean, deviation));
     fill_randomly("init.normal", tensor, generator,
                   [&](Backend& device, RandomKey key, Tensor& y) { device.normal(key, mean, deviation, y); });
 }
 
 void uniform(const Tensor& tensor, double low, double high, Generator* generator) {
     if (!(low <= high)) throw Error("init.uniform", fmt::format("low {} is above high {}.", low, high));
+    if (!std::isfinite(high - low))
+        throw Error("init.uniform", fmt::format("{} to {} is no finite range.", low, high));
     fill_randomly("init.uniform", tensor, generator,
                   [&](Backend& device, RandomKey key, Tensor& y) { device.uniform(key, low, high, y); });
 }

@@ -6,6 +6,7 @@
 
 #include "autograd/ops/activation.h"
 #include "autograd/ops/elementwise.h"
+#include "core/error.h"
 #include "nn/linear.h"
 #include "nn/module.h"
 
@@ -18,7 +19,9 @@ public:
 
     MLP(std::int64_t in, std::int64_t hidden, std::int64_t out,
         std::function<Tensor(const Tensor&)> activation = relu)
-        : up(in, hidden), down(hidden, out), activation_(std::move(activation)) {}
+        : up(in, hidden), down(hidden, out), activation_(std::move(activation)) {
+        if (!activation_) throw Error("mlp", "the activation is an empty function. Give one, such as relu.");
+    }
 
     void members(Members& m) override { m("up", up)("down", down); }
     Tensor forward(const Tensor& x) override { return down(activation_(up(x))); }

@@ -157,6 +157,13 @@ std::vector<Member> Module::list_members() const {
     Members m;
     // members() only names what is there. It is not const so that a member can be changed through what it names.
     const_cast<Module*>(this)->members(m);
+    for (const Member& member : m.list()) {
+        if (member.module == this) {
+            throw Error("module", fmt::format("the module names itself as its member \"{}\". Name what it "
+                                              "consists of.",
+                                              member.name));
+        }
+    }
     return m.list();
 }
 

@@ -69,8 +69,8 @@ Optimizer::Optimizer(const char* op, const std::vector<nn::NamedTensor>& paramet
                      std::vector<std::string> moment_names)
     : op_(op), moment_names_(std::move(moment_names)), learning_rate_(learning_rate) {
     check_learning_rate(op, learning_rate);
-    if (!(weight_decay >= 0.0))
-        throw Error(op, fmt::format("weight_decay is {}. It must not be negative.", weight_decay));
+    if (!(weight_decay >= 0.0) || std::isinf(weight_decay))
+        throw Error(op, fmt::format("weight_decay is {}. It must be finite and not negative.", weight_decay));
     if (parameters.empty()) throw Error(op, "there is no parameter to optimize.");
     std::vector<bool> used(groups.size(), false);
     std::set<std::string> names;

@@ -35,14 +35,23 @@ std::int64_t sample_token(const Tensor& logits, const GenerateOptions& options, 
         throw Error("generate", fmt::format("the logits have shape {}. They must be (vocabulary).",
                                             pretty(logits.shape())));
     }
+    const double largest = max(logits).item<double>();
+    if (!std::isfinite(largest)) {
+        throw Error("generate",
+                    fmt::format("the largest logit is {}: there is nothing to choose by. Look for "
+                                "NaN or infinity in the parameters.",
+                                largest));
+    }
     if (options.temperature == 0.0) return argmax(logits).item<std::int64_t>();
     const std::int64_t candidates =
         options.top_k == 0 ? logits.count() : std::min(options.top_k, logits.count());
     const bool all = candidates == logits.count();
     Tensor values = logits, tokens;
     if (!all) std::tie(values, tokens) = topk(logits, candidates);
-    // The largest is taken off first: a tiny temperature then overflows to no infinity but -inf.
-    const Tensor scaled = (values.to(DType::f32) - max(values.to(DType::f32))) / options.temperature;
+    // The largest is taken off first: a tiny temperature then overflows to no infinity but -inf. In f32 the tiniest
+    // ones would be 0.
+    const double temperature = std::max(options.temperature, 1e-30);
+    const Tensor scaled = (values.to(DType::f32) - max(values.to(DType::f32))) / temperature;
     const Tensor drawn = multinomial(softmax(scaled), 1, true, &generator);
     return all ? drawn.item<std::int64_t>() : tokens[drawn.item<std::int64_t>()].item<std::int64_t>();
 }

@@ -72,7 +72,7 @@ Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& 
     : module_(module), optimizer_(optimizer), loader_(loader), options_(std::move(options)) {
     const auto refuse = [](const std::string& message) { throw Error("trainer", message); };
     if (module_.parameters().empty()) refuse("the module has no parameters. Name them in members().");
-    if (options_.steps < 0 || options_.epochs < 0 || options_.steps + options_.epochs == 0) {
+    if (options_.steps < 0 || options_.epochs < 0 || (options_.steps == 0 && options_.epochs == 0)) {
         refuse(fmt::format("steps is {} and epochs is {}. Say how long to train by one of them.",
                            options_.steps, options_.epochs));
     }
@@ -80,6 +80,13 @@ Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& 
         refuse(fmt::format("accumulate is {}. An update needs at least 1 micro-batch.", options_.accumulate));
     }
     if (!(options_.clip >= 0.0)) refuse(fmt::format("clip is {}. It must not be negative.", options_.clip));
+    if (options_.log_every < 1) {
+        refuse(fmt::format("log_every is {}. It must be at least 1.", options_.log_every));
+    }
+    if (!(options_.flops_per_token >= 0.0) || std::isinf(options_.flops_per_token)) {
+        refuse(fmt::format("flops_per_token is {}. It must be finite and not negative.",
+                           options_.flops_per_token));
+    }
     if (options_.checkpoint_every < 0 || options_.keep_checkpoints < 0 || options_.validate_every < 0) {
         refuse("checkpoint_every, keep_checkpoints and validate_every must not be negative.");
     }

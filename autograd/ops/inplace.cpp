@@ -30,11 +30,15 @@ void require_changeable(const char* name, const Tensor& target) {
                         pretty(target.shape())));
 }
 
-/// The bytes that a tensor reaches in its storage: [first, last).
+/// The bytes that a tensor reaches in its storage: [first, last). A negative stride reaches down.
 std::pair<std::int64_t, std::int64_t> reach(const Tensor& x) {
+    std::int64_t first = x.offset();
     std::int64_t last = x.offset();
-    for (std::size_t i = 0; i < x.shape().size(); ++i) last += (x.shape()[i] - 1) * x.strides()[i];
-    return {x.offset() * size_of(x.dtype()), (last + 1) * size_of(x.dtype())};
+    for (std::size_t i = 0; i < x.shape().size(); ++i) {
+        const std::int64_t way = (x.shape()[i] - 1) * x.strides()[i];
+        (way < 0 ? first : last) += way;
+    }
+    return {first * size_of(x.dtype()), (last + 1) * size_of(x.dtype())};
 }
 
 /// Whether writing to `target` element by element could change elements of `source` that are read later.
@@ -67,6 +71,7 @@ Tensor operand(const char* name, const Tensor& target, const Tensor& source, DTy
 const Tensor& Tensor::fill_(const Scalar& value) const {
     const OpScope scope("fill_");
     require_changeable("fill_", *this);
+    if (!is_floating(dtype())) full({}, value, {dtype()});  // refuses a value that the dtype does not hold
     Tensor target = detach();
     potluck::backend(device()).fill(target, value);
     storage()->bump_version();
@@ -126,6 +131,10 @@ const Tensor& Tensor::mul_(const Tensor& other) const {
 
 const Tensor& Tensor::mul_(const Scalar& factor) const {
     detail::require_defined("mul_", *this, "the tensor");
+    if (!potluck::is_floating(dtype()) && factor.to_double() != static_cast<double>(factor.to_int64()))
+        throw Error("mul_", fmt::format("the factor {} is no integer, but the tensor is {}. Convert it with "
+                                        ".to(DType::f32).",
+                                        factor.to_double(), dtype()));
     return mul_(full({}, factor, {dtype(), device()}));
 }
 

@@ -1,14 +1,11 @@
 #include "autograd/ops/rotary.h"
 
 #include <cmath>
-#include <span>
-#include <vector>
 
 #include "autograd/ops/copy.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
-#include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
@@ -26,8 +23,9 @@ std::pair<Tensor, Tensor> rotary_tables(std::int64_t positions, std::int64_t hea
         throw Error("rotary_tables", fmt::format("base is {}, but it must be above 0.", base));
     const std::int64_t pairs = head_size / 2;
     const Shape shape{positions, pairs};
-    std::vector<float> cosine(static_cast<std::size_t>(element_count(shape))), sine(cosine.size());
-    std::size_t at = 0;
+    const Tensor cosines = Tensor::empty(shape), sines = Tensor::empty(shape);
+    auto *cosine = cosines.data<float>(), *sine = sines.data<float>();
+    std::int64_t at = 0;
     for (std::int64_t position = 0; position < positions; ++position) {
         for (std::int64_t i = 0; i < pairs; ++i, ++at) {
             const double frequency =
@@ -37,8 +35,7 @@ std::pair<Tensor, Tensor> rotary_tables(std::int64_t positions, std::int64_t hea
             sine[at] = static_cast<float>(std::sin(angle));
         }
     }
-    return {from_values(std::span<const float>(cosine), shape, device),
-            from_values(std::span<const float>(sine), shape, device)};
+    return {to(cosines, device), to(sines, device)};
 }
 
 namespace {

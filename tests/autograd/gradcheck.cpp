@@ -60,3 +60,10 @@ TEST_CASE("gradcheck refuses dtypes in which differences mean nothing") {
     const auto narrows = [](const std::vector<Tensor>& in) { return in[0].to(DType::f32); };
     CHECK_THROWS_AS(gradcheck(narrows, {f64_leaf({2})}), Error);
 }
+
+TEST_CASE("gradcheck refuses an empty function and options that would let everything pass") {
+    const auto function = [](const std::vector<Tensor>& in) { return exp(in[0]); };
+    CHECK(contains(error_of([] { gradcheck({}, {f64_leaf({2})}); }), "the function is empty"));
+    CHECK(contains(error_of([&] { gradcheck(function, {f64_leaf({2})}, {.step = 0.0}); }), "step 0"));
+    CHECK(contains(error_of([&] { gradcheck(function, {f64_leaf({2})}, {.relative = NAN}); }), "nan"));
+}

@@ -29,6 +29,7 @@ TEST_CASE("the tape prints every op with shape, dtype, inputs and bytes saved") 
     CHECK(contains(tape_to_text(loss), "sum() () f32, freed"));
     CHECK(contains(error_of([] { tape_to_text(tensor({1})); }), "not on the tape"));
     CHECK_THROWS_AS(tape_to_dot({}), Error);
+    CHECK(contains(error_of([&] { record("twice", tensor({1}), {weight}, {}, {}); }), "[twice] record()"));
 }
 
 TEST_CASE("ops save only what the gradients that are wanted need") {

@@ -127,4 +127,16 @@ TEST_CASE("a source that overlaps the target is read as it was before") {
     square.mul_(square);
     CHECK(near(square, {0, 36, 144, 1, 49, 169, 4, 64, 196}));
     CHECK(contains(error_of([&] { tensor({1}).expand({3}).fill_(2); }), "broadcast view"));
+    const Tensor line = arange(0, 8, 1, {DType::f32});
+    line.narrow(0, 0, 5).copy_(line.alias({5}, {-1}, 7));  // backwards
+    CHECK(near(line, {7, 6, 5, 4, 3, 5, 6, 7}));
+}
+
+TEST_CASE("a number that an integer tensor cannot hold does not change it") {
+    const Tensor x = arange(1, 4), bytes = zeros({2}, {DType::u8});
+    CHECK(contains(error_of([&] { x.mul_(0.5); }), "[mul_] the factor 0.5 is no integer"));
+    CHECK(contains(error_of([&] { x.fill_(NAN); }), "NaN does not fit dtype i64"));
+    CHECK(contains(error_of([&] { bytes.fill_(300); }), "300 does not fit dtype u8"));
+    x.mul_(2.0);
+    CHECK(near(x, {2, 4, 6}));
 }

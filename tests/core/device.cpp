@@ -41,6 +41,8 @@ TEST_CASE("threads: set for all, 0 is the default, negative is refused") {
     std::thread([&] { seen = threads(); }).join();
     CHECK(seen == 1);
     CHECK_THROWS_WITH_AS(set_threads(-1), doctest::Contains("[set_threads] -1 threads"), Error);
+    CHECK_THROWS_WITH_AS(set_threads(2'000'000'000), doctest::Contains("[set_threads] 2000000000 threads"),
+                         Error);
     CHECK(threads() == 1);
     set_threads(0);
     CHECK(threads() >= 1);

@@ -157,6 +157,8 @@ TEST_CASE("randperm: every number once, in an order that the seed decides") {
     CHECK(randperm(0).count() == 0);
     CHECK(randperm(1).item<int>() == 0);
     CHECK_THROWS_AS(randperm(-1), Error);
+    CHECK_THROWS_AS(linspace(0, INFINITY, 3), Error);
+    CHECK_THROWS_AS(linspace(NAN, 1, 3), Error);
     // Each of the 6 orders of 3 things comes up equally often: 1000 +- 5 deviations of 29.
     std::array<int, 9> seen{};
     for (int i = 0; i < 6000; ++i) {

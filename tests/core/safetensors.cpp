@@ -378,6 +378,9 @@ TEST_CASE("write_file_atomically: the old content or the new one, through links,
     struct stat about {};
     REQUIRE(stat((folder / "a").c_str(), &about) == 0);
     CHECK((about.st_mode & 0777) == (0666 & ~mask));
+    CHECK_THROWS_WITH_AS(write_file_atomically(folder / "a" + std::string(1, '\0') + "b", "cut off"),
+                         doctest::Contains("zero byte"), Error);
+    CHECK(test::read_file(folder / "a") == "third");
     write_file_atomically(folder / "empty", "");
     CHECK(std::filesystem::file_size(folder / "empty") == 0);
     CHECK(folder.file_count() == 3);

@@ -78,6 +78,10 @@ TEST_CASE("attention: the cache refuses what does not belong in it") {
     nn::KeyValueCache cache(2, 1, 2, 4, 8);
     const Tensor fits = zeros({1, 2, 3, 8});
     check_error([&] { cache.append(0, fits, fits); }, {"[key_value_cache]", "NoGrad"});
+    check_error([] { nn::KeyValueCache(-1, 1, 2, 4, 8); }, {"[key_value_cache] -1 layers"});
+    check_error([] { nn::KeyValueCache(1, 1, 2, 4, 8, {DType::i64}); }, {"[key_value_cache]", "i64"});
+    check_error([&] { nn::split_heads(fits[0], 0); }, {"[split_heads] 0 heads"});
+    check_error([&] { nn::split_heads(fits[0], 3); }, {"[split_heads]", "8", "3"});
     const NoGrad guard;
     check_error([&] { cache.append(2, fits, fits); }, {"layer 2"});
     check_error([&] { cache.append(0, zeros({2, 2, 3, 8}), fits); }, {"(2, 2, 3, 8)", "(1, 2, 4, 8)"});

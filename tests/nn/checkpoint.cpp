@@ -184,4 +184,5 @@ TEST_CASE("checkpoint: a folder that cannot be written gives one clear error") {
     const test::TemporaryFolder folder;
     test::write_file(folder / "file", "");
     check_error([&] { save_at(folder / "file/checkpoints", 1); }, {"[save_checkpoint]", "file/checkpoints"});
+    check_error([&] { save_at(folder.path(), 1, -1); }, {"[save_checkpoint] keep is -1"});
 }

@@ -79,6 +79,15 @@ TEST_CASE("clip: nothing to clip has norm 0") {
     CHECK(first_non_finite_gradient(Two()).empty());
 }
 
+TEST_CASE("clip: a gradient that two parameters share is scaled once") {
+    Tensor a = nn::parameter(ones({2})), b = nn::parameter(ones({2}));
+    const Tensor gradient = ones({2});
+    a.set_grad(gradient);
+    b.set_grad(gradient);
+    CHECK(clip_grad_norm({a, b}, 1.0) == doctest::Approx(2.0));
+    CHECK(gradient.to_vector()[0] == doctest::Approx(0.5));
+}
+
 TEST_CASE("clip: bad options are refused") {
     const Tensor p = with_gradient(ones({1}));
     check_error([&] { clip_grad_norm({p}, 0.0); }, {"[clip_grad_norm]", "0"});

@@ -96,6 +96,13 @@ TEST_CASE("init: the published deviations") {
     CHECK(largest(weight) <= std::sqrt(6.0 / 500));
 }
 
+TEST_CASE("init: numbers that are not finite are refused") {
+    const Tensor x = zeros({2, 2});
+    check_error([&] { nn::init::normal(x, NAN); }, {"[init.normal] the mean nan"});
+    check_error([&] { nn::init::normal(x, 0.0, INFINITY); }, {"[init.normal]", "inf"});
+    check_error([&] { nn::init::uniform(x, -1e308, 1e308); }, {"[init.uniform]", "no finite range"});
+}
+
 TEST_CASE("init: parameters, views, half types; the same seed gives the same numbers") {
     Generator a(7), b(7);
     const Tensor x = nn::parameter(zeros({4, 4})), y = zeros({4, 4});

@@ -124,6 +124,11 @@ TEST_CASE("module: a member without a name or with a name that is taken is refus
         Tensor b = nn::parameter(ones({1}));
         void members(nn::Members& m) override { m("a", a)("a.weight", b); }
     };
+    struct Itself : nn::Module {
+        void members(nn::Members& m) override { m("self", *this); }
+    };
+    check_error([] { Itself().parameters(); }, {"[module]", "names itself", "\"self\""});
+    check_error([] { nn::MLP(1, 1, 1, nullptr); }, {"[mlp]", "empty function"});
     check_error([] { Twice().parameters(); }, {"[module]", "\"a\""});
     check_error([] { Empty().parameters(); }, {"[module]", "empty name"});
     check_error([] { Dotted().parameters(); }, {"[module]", "\"a.weight\""});

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "nn/potluck.h"
 #include "tests/nn/support.h"
 
@@ -129,6 +131,7 @@ TEST_CASE("optim: bad options are refused") {
     check_error([&] { optim::AdamW(net, {.beta1 = 1.0}); }, {"beta1", "1"});
     check_error([&] { optim::AdamW(net, {.epsilon = -1e-8}); }, {"epsilon"});
     check_error([&] { optim::AdamW(net, {.weight_decay = -0.1}); }, {"weight_decay", "-0.1"});
+    check_error([&] { optim::AdamW(net, {.weight_decay = INFINITY}); }, {"weight_decay", "inf"});
     check_error([&] { optim::SGD(net, {.momentum = 1.5}); }, {"[sgd]", "momentum", "1.5"});
     check_error([&] { optim::SGD(net, {.nesterov = true}); }, {"[sgd]", "nesterov"});
     check_error([&] { optim::SGD(std::vector<nn::NamedTensor>{}); }, {"[sgd]", "no parameter"});

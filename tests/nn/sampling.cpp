@@ -130,3 +130,12 @@ TEST_CASE("generate: bad options and prompts are refused") {
     check_error([&] { generate(model, prompt({1}), {.temperature = -1.0}); }, {"temperature is -1"});
     check_error([&] { generate(model, prompt({1}), {.top_k = -1}); }, {"top_k is -1"});
 }
+
+TEST_CASE("sampling: logits without a largest number are refused; a tiny temperature takes the likeliest") {
+    Generator generator(1);
+    for (const double temperature : {0.0, 1.0})
+        for (const double bad : {NAN, INFINITY, -INFINITY})
+            check_error([&] { sample_token(full({3}, bad), {.temperature = temperature}, generator); },
+                        {"[generate] the largest logit is"});
+    CHECK(sample_token(tensor({1.0, 3.0, 2.0}), {.temperature = 1e-300}, generator) == 1);
+}

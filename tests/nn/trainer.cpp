@@ -395,6 +395,8 @@ TEST_CASE("trainer: bad options are refused") {
     check_error(refused({.steps = -1}), {"steps is -1"});
     check_error(refused({.steps = 1, .accumulate = -2}), {"accumulate is -2"});
     check_error(refused({.steps = 1, .clip = -1.0}), {"clip is -1"});
+    check_error(refused({.steps = 1, .log_every = 0}), {"log_every is 0"});
+    check_error(refused({.steps = 1, .flops_per_token = -1.0}), {"flops_per_token is -1"});
     check_error(refused({.steps = 1, .checkpoint_every = 5}), {"run_folder"});
     check_error(refused({.steps = 1, .resume = true}), {"run_folder"});
     check_error(refused({.steps = 1, .validate_every = 5}), {"validation loader"});

@@ -76,6 +76,8 @@ std::vector<Row> rotary_rows() {
                              .reference = reference(turned)});
     }
     row.refusals = {
+        {[] { rotary_tables(std::int64_t{1} << 58, 4); },
+         {"[rotary_tables]"}},  // no memory: an Error as well
         {[] {
              rotary(ones({1, 1, 2, 3}), ones({2, 1}), ones({2, 1}));
          },
