@@ -114,6 +114,13 @@ build() {
     [ $# -eq 0 ] || shift
     log=$folder/build.log
     mkdir -p "$folder"
+    # Two builds of one folder at once would spoil each other's files.
+    local lock
+    exec {lock}>"$folder/build.lock"
+    if command -v flock >/dev/null && ! flock -n "$lock"; then
+        say "Another build in $(basename "$folder")/ is running; waiting for it ..."
+        flock "$lock"
+    fi
     if [ ! -f "$folder/build.ninja" ]; then
         say "Configuring $(basename "$folder")/ ..."
         if ! meson setup "${options[@]}" "$folder" "$root" </dev/null >"$log" 2>&1; then
@@ -132,10 +139,11 @@ build() {
     else
         say "Building in $(basename "$folder")/ (a first build takes some minutes) ..."
         if ! ninja -C "$folder" "$@" </dev/null >"$log" 2>&1; then
-            grep -E -A 12 'FAILED|error' "$log" | tail -n 60 >&2 || tail -n 40 "$log" >&2
+            grep -E -A 12 'FAILED:|error:' "$log" | tail -n 60 >&2 || tail -n 40 "$log" >&2
             fail "The build failed. All of it: $log"
         fi
     fi
+    exec {lock}>&-
 }
 
 # nearest WORD CANDIDATE...: prints the candidate that takes the fewest edits to reach.
