@@ -5,6 +5,7 @@
 #include <potluck.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 
@@ -63,7 +64,8 @@ void show(const Tensor& image) {
 
 int main(int argc, char** argv) try {
     const Digits all = read_digits(argc > 1 ? argv[1] : "examples/data/digits.txt");
-    const int epochs = argc > 2 ? std::stoi(argv[2]) : 20;
+    const int epochs = argc > 2 ? std::atoi(argv[2]) : 20;
+    if (epochs < 1) throw Error("epochs", "must be a whole number of at least 1.");
 
     // The last 360 are kept for the test: the network never learns from them.
     const std::int64_t test_count = 360, train_count = all.labels.count() - test_count;

@@ -4,6 +4,8 @@
 
 #include <potluck.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <iostream>
 
 using namespace potluck;
@@ -77,7 +79,8 @@ std::string continue_text(GPT& model, std::string text, int count) {
 
 int main(int argc, char** argv) try {
     const auto files = data::read_text(argc > 1 ? argv[1] : "examples/4_gpt.cpp");
-    const int steps = argc > 2 ? std::stoi(argv[2]) : 300;
+    const int steps = argc > 2 ? std::atoi(argv[2]) : 300;
+    if (steps < 1) throw Error("steps", "must be a whole number of at least 1.");
     const data::TextSplit text = data::split_text(files, 0.0);
 
     manual_seed(1);

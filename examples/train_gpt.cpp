@@ -39,7 +39,7 @@ struct Settings {
     int threads = 0, workers = 1;
     std::int64_t log_every = 100;
     std::string run_folder, resume;
-    std::string prompt = "Tensor softmax(const Tensor& x";
+    std::string prompt;  // empty: what suits the text
     std::int64_t sample_tokens = 400, top_k = 40;
     double temperature = 0.8;
 };
@@ -142,7 +142,8 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
     app.add_option("--run-folder", settings.run_folder,
                    "where the run is kept (default: a new folder in runs/)");
     app.add_option("--resume", settings.resume, "folder of a run to go on with; its settings are kept");
-    app.add_option("--prompt", settings.prompt, "what the text written at the end starts with");
+    app.add_option("--prompt", settings.prompt,
+                   "what the text written at the end starts with (default: a line of the text)");
     app.add_option("--sample-tokens", settings.sample_tokens, "bytes to write at the end")
         ->check(at_least(0));
     app.add_option("--temperature", settings.temperature,
@@ -152,7 +153,8 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         ->check(at_least(0));
 
     if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
-    if (settings.prompt.empty()) throw Error("prompt", "--prompt is empty. Give at least one character.");
+    if (app.get_option("--prompt")->count() > 0 && settings.prompt.empty())
+        throw Error("prompt", "--prompt is empty. Give at least one character.");
     if (!settings.resume.empty() && !settings.run_folder.empty())
         throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
     if (!settings.resume.empty()) take_settings_of_run(app, settings);
@@ -161,14 +163,12 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
 
 // ---- the text ----
 
-/// The sources and the documentation that this program was built from.
+/// The sources and the documentation that this program was built from, those that are still there.
 std::vector<std::string> own_sources() {
     std::vector<std::string> paths;
     for (const char* name : {"README.md", "core", "autograd", "data", "nn", "docs"})
         if (fs::exists(fs::path(POTLUCK_SOURCE_FOLDER) / name))
             paths.push_back((fs::path(POTLUCK_SOURCE_FOLDER) / name).string());
-    if (paths.empty())
-        throw Error("text", "the sources of Potluck are not where they were. Name a text with --text PATH.");
     return paths;
 }
 
@@ -179,6 +179,18 @@ std::uint64_t fingerprint(std::string_view text) {
     return hash;
 }
 
+/// The beginning of a text: its first line that is not blank, at most about 30 bytes of it.
+std::string first_words(const std::string& text) {
+    const std::size_t start = text.find_first_not_of(" \t\r\n");
+    if (start == std::string::npos) return "\n";
+    std::string line = text.substr(start, text.find_first_of("\r\n", start) - start);
+    if (line.size() <= 30) return line;
+    std::size_t end = line.rfind(' ', 30);
+    if (end == std::string::npos)  // no blank: cut between two characters of UTF-8
+        for (end = 30; end > 1 && (static_cast<unsigned char>(line[end]) & 0xc0) == 0x80;) --end;
+    return line.substr(0, end);
+}
+
 struct Text {
     std::size_t files = 0;
     Tensor train, validation;  // (bytes) u8
@@ -186,6 +198,8 @@ struct Text {
 
 Text read_text(Settings& settings) {
     if (settings.text.empty()) settings.text = own_sources();
+    if (settings.text.empty())
+        throw Error("text", "the sources of Potluck are not where they were. Name a text with --text PATH.");
     for (std::string& path : settings.text)
         path = path.empty() ? path : fs::absolute(path).lexically_normal().string();
     const std::vector<data::TextFile> files = data::read_text(settings.text);
@@ -198,6 +212,9 @@ Text read_text(Settings& settings) {
                         "run.",
                         settings.resume));
     settings.text_fingerprint = found;
+    if (settings.prompt.empty())
+        settings.prompt =
+            settings.text == own_sources() ? "Tensor softmax(const Tensor& x" : first_words(split.train);
     return {files.size(), data::ByteTokenizer::encode(split.train, DType::u8),
             data::ByteTokenizer::encode(split.validation, DType::u8)};
 }

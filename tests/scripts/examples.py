@@ -123,6 +123,12 @@ def gpt():
 
 # ---- the main job ----
 
+@case("train_gpt: unless a prompt is given, the text written at the end starts as the text does")
+def prompt_of_the_text():
+    output = trained("prompt", "--steps", 1, "--sample-tokens", 5)
+    require("--- what it writes ---\nline 0: the quick brown fox" in output, output)
+
+
 @case("train_gpt: a run learns, and leaves metrics, a summary and a checkpoint")
 def whole_run():
     output = trained("whole", "--steps", 60, "--validate-every", 30, "--log-every", 20, "--sample-tokens", 50, "--prompt", "line ")
