@@ -272,10 +272,12 @@ Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptio
     return upload(values.data(), DType::f64, shape, options);
 }
 
-Tensor tensor(const std::vector<std::int64_t>& values, const Shape& shape, TensorOptions options) {
+template <std::same_as<std::vector<std::int64_t>> Integers>
+Tensor tensor(const Integers& values, const Shape& shape, TensorOptions options) {
     check_value_count("tensor", values.size(), shape);
     return upload(values.data(), DType::i64, shape, options);
 }
+template Tensor tensor(const std::vector<std::int64_t>&, const Shape&, TensorOptions);
 
 template <Element T>
 Tensor borrow(T* data, const Shape& shape, std::function<void()> release) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -46,8 +47,8 @@ Tensor tensor(double value, TensorOptions options = {});
 Tensor tensor(std::initializer_list<double> values, TensorOptions options = {});
 Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, TensorOptions options = {});
 Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options = {});
-Tensor tensor(const std::vector<std::int64_t>& values, const Shape& shape,
-              TensorOptions options = {DType::i64});
+template <std::same_as<std::vector<std::int64_t>> Integers>  // a braced list is one of doubles
+Tensor tensor(const Integers& values, const Shape& shape, TensorOptions options = {DType::i64});
 
 /// A tensor over the caller's memory (row-major, CPU), without a copy; `release` runs when the last view is gone.
 template <Element T>

@@ -23,6 +23,6 @@ OpScope::~OpScope() {
     }
 }
 
-const char* OpScope::current() noexcept { return innermost == nullptr ? "user" : innermost; }
+const char* OpScope::current() noexcept { return innermost == nullptr ? "tensor" : innermost; }
 
 }  // namespace potluck

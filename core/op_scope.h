@@ -14,7 +14,7 @@ public:
     OpScope(const OpScope&) = delete;
     OpScope& operator=(const OpScope&) = delete;
 
-    /// The innermost running op, or "user" outside any.
+    /// The innermost running op, or "tensor" outside any.
     static const char* current() noexcept;
 
 private:

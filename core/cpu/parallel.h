@@ -9,7 +9,8 @@ namespace potluck::cpu {
 
 /// Calls body(first, last) for pieces [first, last) of [0, count) that are `piece` long (the last may be shorter), on
 /// all threads. The borders depend on count and piece only, so whatever a body computes for its piece does not depend
-/// on the number of threads. The first exception of a body is thrown again in the caller. Nested calls run serially.
+/// on the number of threads. All pieces run, and the exception of the first piece that threw is thrown again in the
+/// caller: the same one for any number of threads. Nested calls run serially.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
     const std::int64_t pieces = count <= 0 ? 0 : (count + piece - 1) / piece;
@@ -18,6 +19,7 @@ void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
         return;
     }
     std::exception_ptr failure;
+    std::int64_t failed_piece = pieces;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads())
     for (std::int64_t i = 0; i < pieces; ++i) {
         try {
@@ -25,7 +27,10 @@ void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
             body(first, first + piece < count ? first + piece : count);
         } catch (...) {
 #pragma omp critical(potluck_parallel_for)
-            if (!failure) failure = std::current_exception();
+            if (i < failed_piece) {
+                failed_piece = i;
+                failure = std::current_exception();
+            }
         }
     }
     if (failure) std::rethrow_exception(failure);

@@ -96,6 +96,8 @@ TEST_CASE("eye: the identity, of any size") {
 TEST_CASE("tensor, from_values: values in, values out") {
     CHECK(tensor({1.5, -2.0}).to_vector() == Values{1.5, -2});
     CHECK(tensor({{1., 2.}, {3., 4.}}).shape() == Shape{2, 2});
+    CHECK(tensor({1., 2.}, {2}).to_vector() == Values{1, 2});
+    CHECK(tensor({1, 2}, {2, 1}).dtype() == DType::f32);
     CHECK(tensor({{1., 2.}, {3., 4.}}).to_vector() == Values{1, 2, 3, 4});
     CHECK(tensor(Values{1, 2, 3, 4, 5, 6}, {2, 3}, {DType::f16}).dtype() == DType::f16);
     CHECK(tensor(Integers{1, 2, 3}, {3}).dtype() == DType::i64);

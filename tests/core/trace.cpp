@@ -14,7 +14,7 @@ using namespace potluck;
 using nlohmann::json;
 
 TEST_CASE("OpScope: the innermost names what runs, per thread") {
-    CHECK(std::string(OpScope::current()) == "user");
+    CHECK(std::string(OpScope::current()) == "tensor");
     {
         const OpScope outer("outer");
         CHECK(std::string(OpScope::current()) == "outer");
@@ -23,11 +23,11 @@ TEST_CASE("OpScope: the innermost names what runs, per thread") {
             CHECK(std::string(OpScope::current()) == "inner");
             std::string elsewhere;
             std::thread([&] { elsewhere = OpScope::current(); }).join();
-            CHECK(elsewhere == "user");
+            CHECK(elsewhere == "tensor");
         }
         CHECK(std::string(OpScope::current()) == "outer");
     }
-    CHECK(std::string(OpScope::current()) == "user");
+    CHECK(std::string(OpScope::current()) == "tensor");
 }
 
 TEST_CASE("trace: a file that Chrome loads, with every op, nested and by thread") {
