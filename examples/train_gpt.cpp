@@ -110,7 +110,7 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
                    "the end of every file, kept for validation")
         ->check(share);
     app.add_option("--model", settings.model, "gpt2 or llama")->check(CLI::IsMember({"gpt2", "llama"}));
-    app.add_option("--layers", settings.layers, "blocks of attention and MLP")->check(at_least(1));
+    app.add_option("--layers", settings.layers, "blocks of attention and MLP")->check(CLI::Range(1, 1000));
     app.add_option("--heads", settings.heads, "attention heads; they divide the width")->check(at_least(1));
     app.add_option("--width", settings.width, "numbers that describe a token inside the model")
         ->check(at_least(1));
