@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -17,8 +18,12 @@ class MLP : public Module {
 public:
     Linear up, down;
 
-    MLP(std::int64_t in, std::int64_t hidden, std::int64_t out,
-        std::function<Tensor(const Tensor&)> activation = relu)
+    /// Takes the name of an op, also one that the C library knows as well (tanh).
+    MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Tensor (*activation)(const Tensor&) = relu)
+        : MLP(in, hidden, out, std::function<Tensor(const Tensor&)>(activation)) {}
+    /// Takes anything else that makes a tensor of a tensor.
+    template <std::invocable<const Tensor&> Activation>
+    MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Activation activation)
         : up(in, hidden), down(hidden, out), activation_(std::move(activation)) {
         if (!activation_) throw Error("mlp", "the activation is an empty function. Give one, such as relu.");
     }

@@ -72,6 +72,9 @@ TEST_CASE("mlp and swiglu: computed from their parts") {
     CHECK(relative_error(mlp(x), mlp.down(relu(mlp.up(x)))) == 0.0);
     nn::MLP smooth(3, 8, 4, [](const Tensor& h) { return gelu(h); });
     CHECK(relative_error(smooth(x), smooth.down(gelu(smooth.up(x)))) == 0.0);
+    nn::MLP bounded(3, 8, 4, tanh);  // a name that the C library has, too
+    CHECK(relative_error(bounded(x), bounded.down(tanh(bounded.up(x)))) == 0.0);
+    check_error([] { nn::MLP(3, 8, 4, nullptr); }, {"[mlp]", "empty function"});
     nn::SwiGLU gated(3, 8);
     CHECK(relative_error(gated(x), gated.down_proj(silu(gated.gate_proj(x)) * gated.up_proj(x))) == 0.0);
     CHECK(gated.parameter_count() == 3 * 3 * 8);
