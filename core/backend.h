@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string>
 
 #include "core/random.h"
 #include "core/tensor.h"
@@ -59,17 +61,47 @@ struct AttentionOptions {
     RandomKey dropout_key{};  // element ((b * heads + h) * queries + i) * keys + j of the stretch
 };
 
+/// Of convolutions and pooling, for height and width.
+struct WindowOptions {
+    std::array<std::int64_t, 2> stride{1, 1};
+    std::array<std::int64_t, 2> padding{0, 0};  // on both sides
+    std::array<std::int64_t, 2> dilation{1, 1};
+};
+struct ConvolutionOptions : WindowOptions {
+    std::int64_t groups = 1;
+};
+struct PoolOptions : WindowOptions {
+    std::array<std::int64_t, 2> kernel{1, 1};
+    bool count_padding =
+        true;  // average: divide by the size of the window with its padding (never by what lies beyond)
+};
+
 struct AdamWStep {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     std::int64_t step;      // 1 for the first update
     bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
     double gradient_scale = 1.0;
+    bool stochastic_rounding = false;  // of bf16 parameters, see core/stochastic_rounding.h
 };
 struct SgdStep {
     double learning_rate, momentum, dampening, weight_decay;
     bool nesterov;
     bool first;  // the momentum buffer has no content yet
     double gradient_scale = 1.0;
+    bool stochastic_rounding = false;
+};
+
+/// A parameter and what changes with it, all of one shape and contiguous. Parameters and gradients are of any floating
+/// dtype; moments are f32 (f64 for f64).
+struct AdamWTensors {
+    Tensor parameter, gradient, first_moment, second_moment;
+    Tensor rounded_or_none;    // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
+    RandomKey rounding_key{};  // of stochastic rounding: element i of the stretch decides element i
+};
+struct SgdTensors {
+    Tensor parameter, gradient, momentum_or_none;
+    Tensor rounded_or_none;
+    RandomKey rounding_key{};
 };
 
 class Backend {
@@ -81,6 +113,14 @@ public:
     virtual void release(void* data, std::int64_t bytes) noexcept = 0;
     virtual void copy_from_host(void* to, const void* from, std::int64_t bytes) = 0;
     virtual void copy_to_host(void* to, const void* from, std::int64_t bytes) = 0;
+    /// Whether released memory stays in a pool of the device, so that the book-keeping above need not keep any.
+    virtual bool pools_memory() const { return false; }
+    virtual std::int64_t pooled_bytes() const { return 0; }  // kept by that pool and in no use
+    virtual void release_pool() {}                           // gives them back to the system
+    /// What the device is, on one line: name, memory, versions.
+    virtual std::string describe() const = 0;
+    /// Waits until everything that was started has ended; throws the Error of what failed.
+    virtual void synchronize() {}
 
     // ---- copy ----
     /// Same shape, any strides on both sides, any two dtypes (floating to integer cuts towards zero, to bool is != 0).
@@ -135,6 +175,36 @@ public:
                                    const Tensor& reciprocal_rms, const Tensor& dy, Tensor& dx_or_none,
                                    Tensor& dweight_or_none) = 0;
 
+    // ---- batch_norm: x (batch, channels, positions); weight, bias, mean, reciprocal deviation (channels), the last two
+    //      f32 (f64 for f64) ----
+    /// Statistics of each channel over batch and positions, two-pass or Welford; variance is the biased one.
+    virtual void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
+                                       Tensor& reciprocal_deviation) = 0;
+    /// y = (x - mean) * reciprocal_deviation * weight + bias, with statistics of this batch or running ones.
+    virtual void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
+                            const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) = 0;
+    /// With `batch_statistics` the gradient also flows through mean and deviation.
+    virtual void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                                     const Tensor& reciprocal_deviation, const Tensor& dy,
+                                     bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
+                                     Tensor& dbias_or_none) = 0;
+
+    // ---- convolution: x (batch, channels, height, width), y (batch, filters, height', width'),
+    //      weight (filters, channels / groups, kernel height, kernel width), bias (filters) ----
+    virtual void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
+                             const ConvolutionOptions& options, Tensor& y) = 0;
+    virtual void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
+                                      const ConvolutionOptions& options, Tensor& dx_or_none,
+                                      Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
+
+    // ---- pooling: x (batch, channels, height, width); the size of y says how many windows there are ----
+    /// places (shape of y) i64: where in its plane (row * width + column) the largest value was; the first of equals, a
+    /// NaN before any number.
+    virtual void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) = 0;
+    virtual void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options, Tensor& dx) = 0;
+    virtual void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) = 0;
+    virtual void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) = 0;
+
     // ---- embedding: weight (rows, width), ids (count) i64; y (count, width) ----
     /// Throws Error that names position and value for an id outside 0..rows-1.
     virtual void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) = 0;
@@ -180,15 +250,12 @@ public:
     /// stretch decides a sample.
     virtual void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) = 0;
 
-    // ---- optimizer ----
-    /// In place on f32/f64 (or half) parameter, first and second moment (f32, f64 for f64); all contiguous.
-    virtual void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
-                       Tensor& second_moment) = 0;
-    virtual void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient,
-                     Tensor& momentum_or_none) = 0;
-    /// Accumulated in f64: never overflows for finite f32.
-    virtual double sum_of_squares(const Tensor& x) = 0;
-    virtual double largest_magnitude(const Tensor& x) = 0;  // NaN when there is one; 0 for an empty tensor
+    // ---- optimizer: many tensors in one call (on a GPU: in few launches), in place ----
+    virtual void adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) = 0;
+    virtual void sgd(const SgdStep& step, std::span<SgdTensors> tensors) = 0;
+    /// Of all elements of all tensors (any strides), accumulated in f64: never overflows for finite f32.
+    virtual double sum_of_squares(std::span<const Tensor> tensors) = 0;
+    virtual double largest_magnitude(std::span<const Tensor> tensors) = 0;  // NaN when there is one; 0 for none
 };
 
 }  // namespace potluck

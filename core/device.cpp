@@ -18,6 +18,9 @@ namespace {
 struct Registry {
     std::mutex mutex;
     std::deque<DeviceEntry> entries;  // a deque: entries never move
+    std::string (*discover)() = nullptr;
+    std::once_flag discovered;
+    std::string why_none = "this build has no CUDA";  // why discovery found nothing; empty when it did
 };
 
 Registry& registry() {
@@ -30,13 +33,25 @@ DeviceEntry& cpu_entry() {
     return entry;
 }
 
-DeviceEntry* find(Device device) {
-    if (device == Device::cpu()) return &cpu_entry();
+DeviceEntry* find_registered(Device device) {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
     for (DeviceEntry& entry : all.entries)
         if (entry.device == device) return &entry;
     return nullptr;
+}
+
+void discover_devices() {
+    Registry& all = registry();
+    std::call_once(all.discovered, [&all] {
+        if (all.discover != nullptr) all.why_none = all.discover();
+    });
+}
+
+DeviceEntry* find(Device device) {
+    if (device == Device::cpu()) return &cpu_entry();
+    discover_devices();
+    return find_registered(device);
 }
 
 std::atomic<int> chosen_threads{0};
@@ -71,20 +86,24 @@ DeviceEntry& device_entry(Device device) {
     if (DeviceEntry* entry = find(device)) return *entry;
     std::string all;
     for (const Device known : registered_devices()) all += (all.empty() ? "" : ", ") + name_of(known);
-    throw Error("device",
-                fmt::format("there is no device {} here; this build and machine offer: {}.", device, all));
+    const std::string& why = registry().why_none;
+    throw Error("device", fmt::format("there is no device {} here; this build and machine offer: {}.{}",
+                                      device, all, why.empty() ? "" : " Reason: " + why + "."));
 }
 
 void register_device(Device device, std::unique_ptr<Backend> backend) {
     if (backend == nullptr) throw Error("register_device", fmt::format("{} has no backend.", device));
-    if (find(device) != nullptr)
+    if (device == Device::cpu() || find_registered(device) != nullptr)
         throw Error("register_device", fmt::format("{} is registered already.", device));
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
     all.entries.emplace_back(device, std::move(backend));
 }
 
+void set_device_discovery(std::string (*discover)()) { registry().discover = discover; }
+
 std::vector<Device> registered_devices() {
+    discover_devices();
     std::vector<Device> devices{Device::cpu()};
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
@@ -93,6 +112,10 @@ std::vector<Device> registered_devices() {
 }
 
 Device best_device() { return find(Device::cuda()) != nullptr ? Device::cuda() : Device::cpu(); }
+
+std::string describe(Device device) { return backend(device).describe(); }
+
+void synchronize(Device device) { backend(device).synchronize(); }
 
 Backend& backend(Device device) { return *device_entry(device).backend; }
 

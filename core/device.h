@@ -28,6 +28,13 @@ Device parse_device(const std::string& text);
 /// The fastest device that this build and this machine offer: cuda:0 where there is one, else the CPU.
 Device best_device();
 
+/// What a device is, on one line: its name, memory and versions. Throws Error when there is no such device.
+std::string describe(Device device);
+
+/// Waits until everything that was started on `device` has ended (on the CPU nothing is ever left running). Throws the
+/// Error of what failed.
+void synchronize(Device device);
+
 /// The kernels of a device (see core/backend.h). Throws Error when the build has no such device.
 Backend& backend(Device device);
 

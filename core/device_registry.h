@@ -4,6 +4,7 @@
 // Device. This is the only global mutable state of the library.
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/backend.h"
@@ -28,6 +29,9 @@ struct DeviceEntry {
 DeviceEntry& device_entry(Device device);
 /// Adds a device. Throws Error when it is there already.
 void register_device(Device device, std::unique_ptr<Backend> backend);
+/// A floor above says how its devices are found. `discover` registers them and returns an empty text, or why there are
+/// none; it is called once, when a device other than the CPU is first asked for.
+void set_device_discovery(std::string (*discover)());
 /// All devices, the CPU first.
 std::vector<Device> registered_devices();
 

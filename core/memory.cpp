@@ -58,8 +58,9 @@ void* MemoryBook::allocate(std::int64_t bytes, const char* op) {
         shrink_cache(footprint_limit() - live_blocks_ - block);
         data = backend_.allocate(block);
     }
-    if (data == nullptr && cached_ > 0) {
+    if (data == nullptr) {
         shrink_cache(0);
+        backend_.release_pool();
         data = backend_.allocate(block);
     }
     if (data == nullptr) throw_out_of_memory(bytes, op, false);
@@ -88,7 +89,7 @@ void MemoryBook::free(void* data, std::int64_t bytes, const char* op) noexcept {
 
     const std::int64_t block = block_size_of(bytes);
     live_blocks_ -= block;
-    if (live_blocks_ + cached_ + block <= footprint_limit()) {
+    if (!backend_.pools_memory() && live_blocks_ + cached_ + block <= footprint_limit()) {
         try {
             cache_[block].push_back(data);
             cached_ += block;
@@ -138,7 +139,8 @@ void MemoryBook::shrink_cache(std::int64_t limit) noexcept {
 
 MemoryStatistics MemoryBook::statistics() const {
     const std::lock_guard lock(mutex_);
-    return {current_, peak_, cached_, cap_, by_name(held_), by_name(at_peak_ ? held_ : peak_held_)};
+    const std::int64_t cached = cached_ + backend_.pooled_bytes();
+    return {current_, peak_, cached, cap_, by_name(held_), by_name(at_peak_ ? held_ : peak_held_)};
 }
 
 void MemoryBook::reset_peak() {
@@ -158,6 +160,7 @@ void MemoryBook::set_cap(std::int64_t bytes) {
 void MemoryBook::release_cached() {
     const std::lock_guard lock(mutex_);
     shrink_cache(0);
+    backend_.release_pool();
     high_water_ = live_blocks_;
 }
 

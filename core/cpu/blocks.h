@@ -39,6 +39,7 @@
 
 #include "core/cpu/convert.h"
 #include "core/cpu/parallel.h"
+#include "core/merged_axes.h"
 #include "core/tensor.h"
 
 namespace potluck::cpu {
@@ -61,14 +62,6 @@ decltype(auto) visit_floating_compute(DType dtype, Function&& function) {
     if (dtype == DType::f64) return function(double{});
     return function(float{});
 }
-
-/// The axes that remain when several operands of one shape are walked together in row-major order: axes of size 1 are
-/// dropped, and neighbours that every operand crosses in equal steps are merged. Contiguous operands have one axis.
-struct MergedAxes {
-    Shape sizes;                   // outermost first; empty for a single element
-    std::vector<Strides> strides;  // [operand][axis], in elements
-};
-MergedAxes merge_axes(std::span<const Tensor* const> operands);
 
 /// A place in one operand that moves through its elements in row-major order.
 class Cursor {

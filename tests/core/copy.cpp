@@ -254,16 +254,16 @@ TEST_CASE("fill: any dtype and strides, nothing beside the view") {
 TEST_CASE("merge_axes: what can be walked in one") {
     const Tensor x = zeros({2, 1, 3, 4});
     const Tensor* one[] = {&x};
-    CHECK(cpu::merge_axes(one).sizes == Shape{24});
+    CHECK(merge_axes(one).sizes == Shape{24});
     const Tensor row = zeros({4}).broadcast_alias("test", {2, 1, 3, 4});
     const Tensor* two[] = {&x, &row};
-    const auto axes = cpu::merge_axes(two);
+    const auto axes = merge_axes(two);
     CHECK(axes.sizes == Shape{6, 4});
     CHECK(axes.strides[0] == Strides{4, 1});
     CHECK(axes.strides[1] == Strides{0, 1});
     const Tensor scalar = zeros({});
     const Tensor* none[] = {&scalar};
-    CHECK(cpu::merge_axes(none).sizes.empty());
+    CHECK(merge_axes(none).sizes.empty());
 }
 
 TEST_CASE("BlockReader: any stretch of any view, in the compute type") {

@@ -1,0 +1,82 @@
+#include "cuda/cuda_backend.h"
+
+#include "core/error.h"
+#include "core/format.h"
+#include "cuda/resources.h"
+
+namespace potluck {
+
+using cuda::check;
+
+CudaBackend::CudaBackend(int index) : index_(index) {
+    check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index),
+          "cudaDeviceGetAttribute");
+}
+
+CudaBackend::~CudaBackend() = default;
+
+CudaBackend::Resources::Resources(int index) {
+    check(cudaDeviceGetDefaultMemPool(&pool, index), "cudaDeviceGetDefaultMemPool");
+    // Freed blocks stay in the pool: by default every synchronisation would give them back to the system.
+    std::uint64_t everything = UINT64_MAX;
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything),
+          "cudaMemPoolSetAttribute");
+    void* memory = nullptr;
+    check(cudaMallocAsync(&memory, sizeof(unsigned long long), stream.get()), "cudaMallocAsync");
+    fault_position = static_cast<unsigned long long*>(memory);
+    check(cudaMemsetAsync(fault_position, 0xff, sizeof(unsigned long long), stream.get()), "cudaMemsetAsync");
+}
+
+CudaBackend::Resources& CudaBackend::resources() {
+    std::call_once(opened_, [&] { resources_ = std::make_unique<Resources>(index_); });
+    return *resources_;
+}
+
+cudaStream_t CudaBackend::stream() {
+    check(cudaSetDevice(index_), "cudaSetDevice");
+    return resources().stream.get();
+}
+
+cublasLtHandle_t CudaBackend::cublas() {
+    cublasLtHandle_t& handle = resources().cublas;
+    if (handle == nullptr && cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS)
+        throw Error(OpScope::current(), fmt::format("cublasLtCreate failed on cuda:{}.", index_));
+    return handle;
+}
+
+cudnnHandle_t CudaBackend::cudnn() {
+    const cudaStream_t queue = stream();
+    cudnnHandle_t& handle = resources().cudnn;
+    if (handle == nullptr) {
+        if (const cudnnStatus_t status = cudnnCreate(&handle); status != CUDNN_STATUS_SUCCESS)
+            throw Error(OpScope::current(), fmt::format("cudnnCreate failed on cuda:{}: {}.", index_,
+                                                        cudnnGetErrorString(status)));
+    }
+    if (const cudnnStatus_t status = cudnnSetStream(handle, queue); status != CUDNN_STATUS_SUCCESS)
+        throw Error(OpScope::current(),
+                    fmt::format("cudnnSetStream failed: {}.", cudnnGetErrorString(status)));
+    return handle;
+}
+
+unsigned long long* CudaBackend::fault_position() { return resources().fault_position; }
+
+std::optional<std::int64_t> CudaBackend::take_fault() {
+    const cudaStream_t queue = stream();
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(queue, &capture), "cudaStreamIsCapturing");
+    if (capture != cudaStreamCaptureStatusNone) return std::nullopt;
+    unsigned long long position = 0;
+    check(cudaMemcpyAsync(&position, fault_position(), sizeof(position), cudaMemcpyDeviceToHost, queue),
+          "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(queue), "cudaStreamSynchronize");
+    if (position == ~0ULL) return std::nullopt;
+    check(cudaMemsetAsync(fault_position(), 0xff, sizeof(position), queue), "cudaMemsetAsync");
+    return static_cast<std::int64_t>(position);
+}
+
+void CudaBackend::synchronize() {
+    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    check(cudaGetLastError(), "an earlier kernel");
+}
+
+}  // namespace potluck

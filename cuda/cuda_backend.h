@@ -1,0 +1,130 @@
+#pragma once
+
+// Internal: one CUDA device. The contract is core/backend.h; each family of kernels stands in its own file,
+// cuda/kernels/<family>.cu, and the families that call a library in cuda/<family>.cpp.
+
+#include <cublasLt.h>
+#include <cudnn.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "core/backend.h"
+#include "cuda/runtime.h"
+
+namespace potluck {
+
+class CudaBackend final : public Backend {
+public:
+    /// Opens device `index`. Its stream, memory pool and library handles are made at their first use.
+    explicit CudaBackend(int index);
+    ~CudaBackend() override;
+
+    void* allocate(std::int64_t bytes) override;
+    void release(void* data, std::int64_t bytes) noexcept override;
+    void copy_from_host(void* to, const void* from, std::int64_t bytes) override;
+    void copy_to_host(void* to, const void* from, std::int64_t bytes) override;
+    bool pools_memory() const override { return true; }
+    std::int64_t pooled_bytes() const override;
+    void release_pool() override;
+    std::string describe() const override;
+    void synchronize() override;
+    void copy(const Tensor& from, Tensor& to) override;
+    void fill(Tensor& to, const Scalar& value) override;
+    void unary(UnaryOp op, const Tensor& x, Tensor& y) override;
+    void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) override;
+    void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void add_scaled(const Tensor& x, double scale, Tensor& y) override;
+    void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override;
+    void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
+                  Tensor& variance) override;
+    void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) override;
+    void softmax(const Tensor& x, bool logarithm, Tensor& y) override;
+    void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) override;
+    void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+                       Tensor& losses, Tensor& logsumexp) override;
+    void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
+                                const Tensor& dlosses, const CrossEntropyOptions& options,
+                                Tensor& dlogits) override;
+    void layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none, double epsilon,
+                    Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) override;
+    void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                             const Tensor& reciprocal_deviation, const Tensor& dy, Tensor& dx_or_none,
+                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+    void rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
+                  Tensor& reciprocal_rms) override;
+    void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
+                           const Tensor& dy, Tensor& dx_or_none, Tensor& dweight_or_none) override;
+    void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
+                               Tensor& reciprocal_deviation) override;
+    void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
+                    const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) override;
+    void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                             const Tensor& reciprocal_deviation, const Tensor& dy, bool batch_statistics,
+                             Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+    void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
+                     const ConvolutionOptions& options, Tensor& y) override;
+    void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
+                              const ConvolutionOptions& options, Tensor& dx_or_none, Tensor& dweight_or_none,
+                              Tensor& dbias_or_none) override;
+    void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) override;
+    void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options,
+                           Tensor& dx) override;
+    void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) override;
+    void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) override;
+    void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override;
+    void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) override;
+    void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) override;
+    void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) override;
+    void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) override;
+    void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) override;
+    void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                   const AttentionOptions& options, Tensor& y, Tensor& logsumexp) override;
+    void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                            const Tensor& y, const Tensor& logsumexp, const Tensor& dy,
+                            const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv,
+                            Tensor& dmask_or_none) override;
+    void uniform(RandomKey key, double low, double high, Tensor& y) override;
+    void normal(RandomKey key, double mean, double deviation, Tensor& y) override;
+    void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override;
+    void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) override;
+    void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
+    void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
+    void adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) override;
+    void sgd(const SgdStep& step, std::span<SgdTensors> tensors) override;
+    double sum_of_squares(std::span<const Tensor> tensors) override;
+    double largest_magnitude(std::span<const Tensor> tensors) override;
+
+    // ---- for the kernel families ----
+
+    /// Where work goes: the device's own stream, or the one of the innermost cuda::StreamScope of this thread. Also makes
+    /// the device the current one of this thread, so every method begins with it.
+    cudaStream_t stream();
+    int index() const { return index_; }
+    int multiprocessors() const { return multiprocessors_; }
+    /// The library handle, bound to nothing (cuBLASLt takes the stream with each call).
+    cublasLtHandle_t cublas();
+    /// The library handle, bound to stream().
+    cudnnHandle_t cudnn();
+
+    /// Where kernels report a bad element (an id outside the vocabulary, a divisor of 0): they put the smallest position
+    /// there by atomicMin, and touch nothing else. Device memory; all bits are set when there is none.
+    unsigned long long* fault_position();
+    /// Waits for the stream; the smallest position reported since the last call. While the stream is being captured into
+    /// a graph it cannot wait: then the graph asks after its replay (see cuda/graph.h).
+    std::optional<std::int64_t> take_fault();
+
+private:
+    struct Resources;
+    Resources& resources();
+
+    int index_;
+    int multiprocessors_ = 0;
+    std::once_flag opened_;
+    std::unique_ptr<Resources> resources_;
+};
+
+}  // namespace potluck

@@ -1,0 +1,101 @@
+#pragma once
+
+// Element types inside kernels: the CUDA type of each dtype, the type it is computed in, and wide loads and stores.
+// Half types are stored rounded and computed in float; integers and bool are computed in 64 bits, as on the CPU.
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "cuda/launch.h"
+
+namespace potluck::cuda {
+
+template <class T>
+struct DeviceElement {
+    using type = T;
+};
+template <>
+struct DeviceElement<float16> {
+    using type = __half;
+};
+template <>
+struct DeviceElement<bfloat16> {
+    using type = __nv_bfloat16;
+};
+/// What kernels call an element of tensors of T: __half for float16, __nv_bfloat16 for bfloat16, T for all others.
+template <class T>
+using device_element = typename DeviceElement<T>::type;
+
+template <class T>
+inline constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+
+/// double for double, float for float and the half types, int64 for integers and bool.
+template <class T>
+using compute_type = std::conditional_t<std::is_same_v<T, double>, double,
+                                        std::conditional_t<std::is_integral_v<T>, std::int64_t, float>>;
+
+/// Calls `function(T{})` with the kernel's type of `dtype`.
+template <class Function>
+decltype(auto) visit_device(DType dtype, Function&& function) {
+    return visit(dtype, [&](auto zero) { return function(device_element<decltype(zero)>{}); });
+}
+/// The same for kernels without an integer version: the ops above them let floating tensors through only.
+template <class Function>
+decltype(auto) visit_device_floating(DType dtype, Function&& function) {
+    switch (dtype) {
+        case DType::f64:
+            return function(double{});
+        case DType::f16:
+            return function(__half{});
+        case DType::bf16:
+            return function(__nv_bfloat16{});
+        default:
+            return function(float{});
+    }
+}
+
+/// The elements of a tensor of any dtype, as kernels see them.
+template <class T>
+T* elements_of(const Tensor& x) {
+    return static_cast<T*>(x.raw_data());
+}
+
+template <class T>
+__device__ inline compute_type<T> to_compute(T value) {
+    if constexpr (std::is_same_v<T, __half>)
+        return __half2float(value);
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        return __bfloat162float(value);
+    else
+        return static_cast<compute_type<T>>(value);
+}
+
+/// Rounds to nearest, ties to even; integers wrap around, bool is "not 0".
+template <class T, class Computed>
+__device__ inline T from_compute(Computed value) {
+    if constexpr (std::is_same_v<T, __half>)
+        return __float2half_rn(static_cast<float>(value));
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        return __float2bfloat16_rn(static_cast<float>(value));
+    else if constexpr (std::is_same_v<T, bool>)
+        return value != Computed{0};
+    else
+        return static_cast<T>(value);
+}
+
+/// N neighbours that are loaded or stored by one instruction. `*reinterpret_cast<const Pack<T>*>(pointer)` needs a
+/// pointer that is a multiple of its size.
+template <class T, int N = static_cast<int>(16 / sizeof(T))>
+struct alignas(sizeof(T) * N) Pack {
+    static constexpr int size = N;
+    T values[N];
+};
+
+/// Whether packs may begin at `pointer`.
+template <class T>
+bool is_aligned_for_packs(const T* pointer) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(Pack<T>) == 0;
+}
+
+}  // namespace potluck::cuda

@@ -1,0 +1,96 @@
+// Memory of the device, and copies to and from the host.
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/resources.h"
+
+namespace potluck {
+
+using cuda::check;
+
+void* CudaBackend::allocate(std::int64_t bytes) {
+    void* data = nullptr;
+    const cudaError_t status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream());
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // it is told by nullptr
+        return nullptr;
+    }
+    check(status, "cudaMallocAsync");
+    return data;
+}
+
+void CudaBackend::release(void* data, std::int64_t) noexcept {
+    // Tensors in static variables may die after the driver: then there is nothing to give back, and the status says so.
+    if (cudaSetDevice(index_) == cudaSuccess) cudaFreeAsync(data, resources_->stream.get());
+}
+
+std::int64_t CudaBackend::pooled_bytes() const {
+    if (resources_ == nullptr) return 0;
+    std::uint64_t reserved = 0;
+    std::uint64_t used = 0;
+    check(cudaMemPoolGetAttribute(resources_->pool, cudaMemPoolAttrReservedMemCurrent, &reserved),
+          "cudaMemPoolGetAttribute");
+    check(cudaMemPoolGetAttribute(resources_->pool, cudaMemPoolAttrUsedMemCurrent, &used),
+          "cudaMemPoolGetAttribute");
+    return static_cast<std::int64_t>(reserved - used);
+}
+
+void CudaBackend::release_pool() {
+    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    check(cudaMemPoolTrimTo(resources().pool, 0), "cudaMemPoolTrimTo");
+}
+
+// Copies pass through two page-locked buffers in turn: while the device copies from one, the host fills the other.
+// Small copies to the device do not wait for it at all.
+
+void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes) {
+    const cudaStream_t queue = stream();
+    Resources& own = resources();
+    const std::lock_guard lock(own.staging_mutex);
+    for (std::int64_t done = 0; done < bytes;) {
+        const auto length = std::min(static_cast<std::size_t>(bytes - done), Resources::staging_bytes);
+        Resources::Staging& staging = own.staging[own.next_staging++ % own.staging.size()];
+        staging.used.synchronize();
+        std::memcpy(staging.memory.data(), static_cast<const std::byte*>(from) + done, length);
+        check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging.memory.data(), length,
+                              cudaMemcpyHostToDevice, queue),
+              "cudaMemcpyAsync");
+        staging.used.record(queue);
+        done += static_cast<std::int64_t>(length);
+    }
+}
+
+void CudaBackend::copy_to_host(void* to, const void* from, std::int64_t bytes) {
+    const cudaStream_t queue = stream();
+    Resources& own = resources();
+    const std::lock_guard lock(own.staging_mutex);
+    // What has been started into a buffer, and not yet taken out of it.
+    struct Started {
+        Resources::Staging* staging = nullptr;
+        std::byte* to = nullptr;
+        std::size_t length = 0;
+    } previous;
+    const auto take_out = [](const Started& started) {
+        if (started.staging == nullptr) return;
+        started.staging->used.synchronize();
+        std::memcpy(started.to, started.staging->memory.data(), started.length);
+    };
+    for (std::int64_t done = 0; done < bytes;) {
+        Started next;
+        next.length = std::min(static_cast<std::size_t>(bytes - done), Resources::staging_bytes);
+        next.to = static_cast<std::byte*>(to) + done;
+        next.staging = &own.staging[own.next_staging++ % own.staging.size()];
+        next.staging->used.synchronize();
+        check(cudaMemcpyAsync(next.staging->memory.data(), static_cast<const std::byte*>(from) + done,
+                              next.length, cudaMemcpyDeviceToHost, queue),
+              "cudaMemcpyAsync");
+        next.staging->used.record(queue);
+        take_out(previous);
+        previous = next;
+        done += static_cast<std::int64_t>(next.length);
+    }
+    take_out(previous);
+}
+
+}  // namespace potluck

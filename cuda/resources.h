@@ -1,0 +1,36 @@
+#pragma once
+
+// Internal: what one CUDA device keeps open. Part of CudaBackend.
+
+#include <array>
+#include <cstddef>
+#include <mutex>
+
+#include "cuda/cuda_backend.h"
+
+namespace potluck {
+
+/// Made at the device's first use and never closed: devices live until the process ends, and no CUDA call may come from
+/// a static destructor, when the driver may be gone.
+struct CudaBackend::Resources {
+    static constexpr std::size_t staging_bytes = std::size_t{4} << 20;
+
+    /// A page-locked buffer that copies pass through, and the mark behind the last copy that used it.
+    struct Staging {
+        cuda::PinnedMemory memory{staging_bytes};
+        cuda::Event used;
+    };
+
+    explicit Resources(int index);
+
+    cuda::Stream stream;
+    cudaMemPool_t pool = nullptr;
+    std::array<Staging, 2> staging;
+    std::size_t next_staging = 0;
+    std::mutex staging_mutex;
+    cublasLtHandle_t cublas = nullptr;
+    cudnnHandle_t cudnn = nullptr;
+    unsigned long long* fault_position = nullptr;
+};
+
+}  // namespace potluck

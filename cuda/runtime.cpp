@@ -1,0 +1,68 @@
+#include "cuda/runtime.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "core/format.h"
+#if POTLUCK_CUDA_EMULATED
+#include "tests/cuda_emulator/emulator.h"
+#endif
+
+namespace potluck::cuda {
+namespace {
+
+/// What the emulator saw, in place of the runtime's few words.
+std::string reason_of(cudaError_t status) {
+#if POTLUCK_CUDA_EMULATED
+    if (std::string report = emulator::last_fault_text(); !report.empty()) return report;
+#endif
+    return fmt::format("{} ({})", cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+}  // namespace
+
+void check(cudaError_t status, const char* call) {
+    if (status == cudaSuccess) return;
+    const std::string reason = reason_of(status);
+    cudaGetLastError();  // so that it is not told twice
+    throw Error(OpScope::current(), fmt::format("{} failed: {}.", call, reason));
+}
+
+CurrentDevice::CurrentDevice(int index) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    check(cudaSetDevice(index), "cudaSetDevice");
+}
+CurrentDevice::~CurrentDevice() { cudaSetDevice(before_); }
+
+Stream::Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+Stream::~Stream() {
+    if (handle_ != nullptr) cudaStreamDestroy(handle_);
+}
+void Stream::synchronize() const { check(cudaStreamSynchronize(handle_), "cudaStreamSynchronize"); }
+
+Event::Event(bool timing) {
+    check(cudaEventCreateWithFlags(&handle_, timing ? cudaEventDefault : cudaEventDisableTiming),
+          "cudaEventCreate");
+}
+Event::~Event() {
+    if (handle_ != nullptr) cudaEventDestroy(handle_);
+}
+void Event::record(cudaStream_t stream) const { check(cudaEventRecord(handle_, stream), "cudaEventRecord"); }
+void Event::block(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, handle_, 0), "cudaStreamWaitEvent");
+}
+void Event::synchronize() const { check(cudaEventSynchronize(handle_), "cudaEventSynchronize"); }
+double Event::elapsed_ms(const Event& start) const {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, start.handle_, handle_), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds);
+}
+
+PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
+    check(cudaMallocHost(&data_, bytes), "cudaMallocHost");
+}
+PinnedMemory::~PinnedMemory() {
+    if (data_ != nullptr) cudaFreeHost(data_);
+}
+
+}  // namespace potluck::cuda
