@@ -1,0 +1,60 @@
+#pragma once
+
+// The CUDA emulator, for tests: faults that it saw, the devices it offers, and what was never freed. The CUDA runtime
+// itself is used through its own header, <cuda_runtime_api.h>.
+//
+// Settings from the environment:
+//   POTLUCK_EMULATED_DEVICES  number of devices (default 1)
+//   POTLUCK_EMULATED_MEMORY   bytes of memory of each (default 8 GiB)
+//   POTLUCK_EMULATOR_THREADS  host threads that run thread blocks (default: one per core); no result depends on it
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace potluck::emulator {
+
+enum class FaultKind : std::uint8_t {
+    out_of_bounds,   // an address of the device that belongs to no allocation
+    use_after_free,  // an address in an allocation that was freed
+    never_written,   // a read of memory that nobody has written
+    misaligned,      // an access whose address is no multiple of its size
+    wrong_device,    // a kernel of one device touches the memory of another
+    host_pointer,    // a host address where one of the device is needed, or the other way round
+    missing_order,   // two streams touch the same memory, and no event orders them
+    barrier,         // __syncthreads not reached by all threads
+    warp,            // a warp function with absent lanes or with a wrong mask
+    shared_race,     // two threads touch the same shared memory, one writes, no barrier between
+    launch,          // a kernel that no card could start
+    bad_argument,    // a library call that the real library would refuse
+    exception,       // a kernel threw
+    leak,
+};
+
+struct Fault {
+    FaultKind kind;
+    std::string text;
+};
+
+/// The faults since the last take_faults(), oldest first.
+std::vector<Fault> faults();
+/// Returns and forgets the faults, and leaves every device usable again. (On a card a fault ends the context, and only
+/// a new process has a usable device; tests plant many faults in one process.)
+std::vector<Fault> take_faults();
+/// The text of the newest fault, "" when there is none.
+std::string last_fault_text();
+/// Records a fault that stops nothing.
+void report(FaultKind kind, std::string text);
+
+/// Starts anew with other devices. Throws std::logic_error while anything of the old ones is alive.
+void configure(int devices, std::int64_t bytes_of_each);
+int devices();
+
+/// One line for each piece of device memory, pinned host memory, stream, event, memory pool and graph that is alive.
+std::vector<std::string> live_allocations();
+
+/// For the end of a test program: prints the faults that nobody took and everything that was never freed, and returns
+/// how many there are.
+int report_at_end();
+
+}  // namespace potluck::emulator
