@@ -1,6 +1,7 @@
 #include "autograd/anomaly.h"
 
 #include <cmath>
+#include <span>
 #include <string>
 
 #include "core/backend.h"
@@ -16,7 +17,7 @@ enum class Content { finite, infinite, nan };
 
 Content content_of(const Tensor& x) {
     if (!x.defined() || !is_floating(x.dtype())) return Content::finite;
-    const double largest = backend(x.device()).largest_magnitude(x);
+    const double largest = backend(x.device()).largest_magnitude(std::span(&x, 1));
     if (std::isnan(largest)) return Content::nan;
     return std::isinf(largest) ? Content::infinite : Content::finite;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <span>
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/elementwise.h"
@@ -14,36 +15,63 @@
 namespace potluck {
 namespace {
 
-double largest_gradient(const std::vector<Tensor>& parameters) {
-    double largest = 0.0;
+/// The gradients that there are, each device's together: one device is asked once.
+struct DeviceGradients {
+    Device device;
+    std::vector<Tensor> gradients;
+};
+std::vector<DeviceGradients> gradients_of(std::span<const Tensor> parameters) {
+    std::vector<DeviceGradients> groups;
     for (const Tensor& parameter : parameters) {
         const Tensor gradient = parameter.grad();
         if (!gradient.defined()) continue;
-        const double magnitude = backend(gradient.device()).largest_magnitude(gradient);
+        auto group = std::find_if(groups.begin(), groups.end(),
+                                  [&](const auto& one) { return one.device == gradient.device(); });
+        if (group == groups.end()) {
+            groups.push_back({gradient.device(), {}});
+            group = groups.end() - 1;
+        }
+        group->gradients.push_back(gradient.detach());
+    }
+    return groups;
+}
+
+double largest_gradient(std::span<const Tensor> parameters) {
+    double largest = 0.0;
+    for (const auto& [device, gradients] : gradients_of(parameters)) {
+        const double magnitude = backend(device).largest_magnitude(gradients);
         if (std::isnan(magnitude)) return magnitude;
         largest = std::max(largest, magnitude);
     }
     return largest;
 }
 
-/// Sum of squares of gradients, each first multiplied by `scale`.
-double sum_of_squares(const std::vector<Tensor>& parameters, double scale) {
+double sum_of_squares(std::span<const Tensor> parameters) {
     double sum = 0.0;
-    for (const Tensor& parameter : parameters) {
-        const Tensor gradient = parameter.grad();
-        if (!gradient.defined()) continue;
-        sum += backend(gradient.device()).sum_of_squares(scale == 1.0 ? gradient : gradient.detach() * scale);
+    for (const auto& [device, gradients] : gradients_of(parameters))
+        sum += backend(device).sum_of_squares(gradients);
+    return sum;
+}
+
+/// Of gradients that are first multiplied by `scale`, one at a time because of the memory for it.
+double sum_of_scaled_squares(std::span<const Tensor> parameters, double scale) {
+    double sum = 0.0;
+    for (const auto& [device, gradients] : gradients_of(parameters)) {
+        for (const Tensor& gradient : gradients) {
+            const Tensor scaled = gradient * scale;
+            sum += backend(device).sum_of_squares(std::span(&scaled, 1));
+        }
     }
     return sum;
 }
 
 double euclidean_norm(const std::vector<Tensor>& parameters) {
-    const double sum = sum_of_squares(parameters, 1.0);
+    const double sum = sum_of_squares(parameters);
     if (std::isfinite(sum)) return std::sqrt(sum);
     // Either a gradient is not finite, or squares of f64 gradients overflow: then they are scaled down first.
     const double largest = largest_gradient(parameters);
     if (!std::isfinite(largest)) return std::isnan(sum) ? sum : largest;
-    return largest * std::sqrt(sum_of_squares(parameters, 1.0 / largest));
+    return largest * std::sqrt(sum_of_scaled_squares(parameters, 1.0 / largest));
 }
 
 double clip(const std::vector<Tensor>& parameters, const std::vector<std::string>& names, double max_norm,
@@ -61,7 +89,7 @@ double clip(const std::vector<Tensor>& parameters, const std::vector<std::string
     if (!std::isfinite(norm)) {
         std::string culprit = "all together";
         for (std::size_t i = 0; i < parameters.size(); ++i) {
-            if (!std::isfinite(largest_gradient({parameters[i]}))) {
+            if (!std::isfinite(largest_gradient(std::span(&parameters[i], 1)))) {
                 culprit = names.empty() ? fmt::format("parameter {}", i) : names[i];
                 break;
             }
@@ -115,7 +143,7 @@ double clip_grad_norm(const nn::Module& module, double max_norm, double p) {
 
 std::string first_non_finite_gradient(const nn::Module& module) {
     for (const auto& [name, parameter] : module.named_parameters()) {
-        if (!std::isfinite(largest_gradient({parameter}))) return name;
+        if (!std::isfinite(largest_gradient(std::span(&parameter, 1)))) return name;
     }
     return {};
 }

@@ -38,10 +38,6 @@ DType state_dtype(const Tensor& parameter) {
     return parameter.dtype() == DType::f64 ? DType::f64 : DType::f32;
 }
 
-bool needs_master(const Tensor& parameter) {
-    return state_dtype(parameter) != parameter.dtype() || !parameter.is_contiguous();
-}
-
 }  // namespace
 
 bool matches(std::string_view pattern, std::string_view name) {
@@ -66,8 +62,11 @@ bool matches(std::string_view pattern, std::string_view name) {
 
 Optimizer::Optimizer(const char* op, const std::vector<nn::NamedTensor>& parameters, double learning_rate,
                      double weight_decay, const std::vector<ParameterGroup>& groups,
-                     std::vector<std::string> moment_names)
-    : op_(op), moment_names_(std::move(moment_names)), learning_rate_(learning_rate) {
+                     std::vector<std::string> moment_names, bool stochastic_rounding)
+    : op_(op),
+      moment_names_(std::move(moment_names)),
+      learning_rate_(learning_rate),
+      stochastic_rounding_(stochastic_rounding) {
     check_learning_rate(op, learning_rate);
     if (!(weight_decay >= 0.0) || std::isinf(weight_decay))
         throw Error(op, fmt::format("weight_decay is {}. It must be finite and not negative.", weight_decay));
@@ -123,21 +122,58 @@ void Optimizer::step() {
             "no parameter has a gradient. Call backward() first; and make the optimizer after module.to(), "
             "which replaces the parameters.");
     }
-    for (Slot& slot : slots_) {  // memory first: when there is too little, nothing has been updated
-        if (slot.parameter.grad().defined()) prepare(slot);
-    }
-    for (Slot& slot : slots_) {
-        Tensor gradient = slot.parameter.grad();
-        if (!gradient.defined()) continue;
-        Tensor weights = slot.master.defined() ? slot.master : slot.parameter.detach();
-        gradient = gradient.detach().to(weights.dtype()).contiguous();
-        ++slot.steps;
-        update(slot, weights, gradient, learning_rate_ * slot.learning_rate_factor);
-        weights.storage()->bump_version();
-        if (slot.master.defined()) slot.parameter.copy_(slot.master);
-        slot.version = slot.parameter.storage()->version();
+    for (const Batch& batch : batches()) {
+        update(batch);
+        for (const Update& one : batch.updates) {
+            Slot& slot = *one.slot;
+            ++slot.steps;
+            one.weights.storage()->bump_version();
+            if (one.rounded_or_none.defined())
+                one.rounded_or_none.storage()->bump_version();
+            else if (slot.master.defined())
+                slot.parameter.copy_(slot.master);
+            slot.version = slot.parameter.storage()->version();
+        }
     }
     ++steps_;
+}
+
+/// What there is to update, with all memory that it takes: when there is too little, nothing has been updated.
+std::vector<Optimizer::Batch> Optimizer::batches() {
+    std::vector<Batch> batches;
+    for (Slot& slot : slots_) {
+        const Tensor gradient = slot.parameter.grad();
+        if (!gradient.defined()) continue;
+        prepare(slot);
+        const Tensor parameter = slot.parameter.detach();
+        Update update{.slot = &slot,
+                      .weights = slot.master.defined() ? slot.master : parameter,
+                      .gradient = gradient.detach().contiguous(),
+                      .rounded_or_none = {},
+                      .rounding_key = {}};
+        if (slot.master.defined() && parameter.is_contiguous())
+            update.rounded_or_none = parameter;
+        else if (update.weights.dtype() == DType::bf16)
+            update.rounding_key = default_generator(parameter.device()).take(parameter.count());
+        const double learning_rate = learning_rate_ * slot.learning_rate_factor;
+        const auto fits = [&](const Batch& batch) {
+            return batch.device == parameter.device() && batch.learning_rate == learning_rate &&
+                   batch.weight_decay == slot.weight_decay && batch.step == slot.steps + 1;
+        };
+        auto batch = std::find_if(batches.begin(), batches.end(), fits);
+        if (batch == batches.end()) {
+            batches.push_back({parameter.device(), learning_rate, slot.weight_decay, slot.steps + 1, {}});
+            batch = batches.end() - 1;
+        }
+        batch->updates.push_back(std::move(update));
+    }
+    return batches;
+}
+
+bool Optimizer::needs_master(const Tensor& parameter) const {
+    if (!parameter.is_contiguous()) return true;
+    if (stochastic_rounding_ && parameter.dtype() == DType::bf16) return false;
+    return state_dtype(parameter) != parameter.dtype();
 }
 
 void Optimizer::prepare(Slot& slot) const {
@@ -261,7 +297,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
 
 SGD::SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options)
     : Optimizer("sgd", parameters, options.learning_rate, options.weight_decay, options.groups,
-                options.momentum == 0.0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"}),
+                options.momentum == 0.0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"},
+                options.stochastic_rounding),
       options_(options) {
     check_share("sgd", "momentum", options.momentum);
     if (!(options.dampening >= 0.0 && options.dampening <= 1.0)) {
@@ -272,20 +309,26 @@ SGD::SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& optio
     }
 }
 
-void SGD::update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) {
-    const SgdStep step{.learning_rate = learning_rate,
+void SGD::update(const Batch& batch) {
+    const SgdStep step{.learning_rate = batch.learning_rate,
                        .momentum = options_.momentum,
                        .dampening = options_.dampening,
-                       .weight_decay = slot.weight_decay,
+                       .weight_decay = batch.weight_decay,
                        .nesterov = options_.nesterov,
-                       .first = slot.steps == 1};
-    Tensor none;
-    backend(weights.device()).sgd(step, weights, gradient, slot.moments.empty() ? none : slot.moments[0]);
+                       .first = batch.step == 1,
+                       .stochastic_rounding = options_.stochastic_rounding};
+    std::vector<SgdTensors> tensors;
+    for (const Update& one : batch.updates) {
+        const std::vector<Tensor>& moments = one.slot->moments;
+        tensors.push_back({one.weights, one.gradient, moments.empty() ? Tensor() : moments[0],
+                           one.rounded_or_none, one.rounding_key});
+    }
+    backend(batch.device).sgd(step, tensors);
 }
 
 AdamW::AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options)
     : Optimizer("adamw", parameters, options.learning_rate, options.weight_decay, options.groups,
-                {"first_moment", "second_moment"}),
+                {"first_moment", "second_moment"}, options.stochastic_rounding),
       options_(options) {
     check_share("adamw", "beta1", options.beta1);
     check_share("adamw", "beta2", options.beta2);
@@ -294,15 +337,20 @@ AdamW::AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions&
     }
 }
 
-void AdamW::update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) {
-    const AdamWStep step{.learning_rate = learning_rate,
+void AdamW::update(const Batch& batch) {
+    const AdamWStep step{.learning_rate = batch.learning_rate,
                          .beta1 = options_.beta1,
                          .beta2 = options_.beta2,
                          .epsilon = options_.epsilon,
-                         .weight_decay = slot.weight_decay,
-                         .step = slot.steps,
-                         .decoupled = options_.decoupled};
-    backend(weights.device()).adamw(step, weights, gradient, slot.moments[0], slot.moments[1]);
+                         .weight_decay = batch.weight_decay,
+                         .step = batch.step,
+                         .decoupled = options_.decoupled,
+                         .stochastic_rounding = options_.stochastic_rounding};
+    std::vector<AdamWTensors> tensors;
+    for (const Update& one : batch.updates)
+        tensors.push_back({one.weights, one.gradient, one.slot->moments[0], one.slot->moments[1],
+                           one.rounded_or_none, one.rounding_key});
+    backend(batch.device).adamw(step, tensors);
 }
 
 }  // namespace potluck::optim

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/random.h"
 #include "core/tensor.h"
 #include "nn/module.h"
 
@@ -23,7 +24,10 @@ struct ParameterGroup {
 /// group says otherwise. A parameter that matches several groups belongs to the first of them.
 ///
 /// Parameters of f16 and bf16 (and those whose elements are not contiguous) keep a master copy in f32, which is what is
-/// updated: steps too small for the half type still add up. State belongs to names, never to positions.
+/// updated: steps too small for the half type still add up. With `stochastic_rounding` contiguous bf16 parameters have no
+/// master (4 bytes a parameter less): they are rounded up or down at random, so that small steps add up in the mean. The
+/// random numbers are those of the device's default generator, whose state belongs to a checkpoint. State belongs to
+/// names, never to positions.
 class Optimizer {
 public:
     virtual ~Optimizer() = default;
@@ -63,22 +67,41 @@ protected:
         std::uint64_t version = 0;  // of the parameter's storage after the last update
     };
 
+    /// What the update of one parameter works on, all contiguous.
+    struct Update {
+        Slot* slot;
+        Tensor weights;          // the parameter or its master copy
+        Tensor gradient;         // of any floating dtype
+        Tensor rounded_or_none;  // the half-type parameter that gets the rounded master
+        RandomKey rounding_key;  // when a bf16 parameter itself is updated
+    };
+    /// Updates that differ in nothing but their tensors: one call of the device's kernel.
+    struct Batch {
+        Device device;
+        double learning_rate, weight_decay;
+        std::int64_t step;  // 1 for the first update of these parameters
+        std::vector<Update> updates;
+    };
+
     Optimizer(const char* op, const std::vector<nn::NamedTensor>& parameters, double learning_rate,
               double weight_decay, const std::vector<ParameterGroup>& groups,
-              std::vector<std::string> moment_names);
+              std::vector<std::string> moment_names, bool stochastic_rounding);
 
-    /// Updates `weights` (the parameter or its master copy) in place. slot.steps counts this update.
-    virtual void update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) = 0;
+    /// Updates all weights of a batch, and their rounded copies, in place.
+    virtual void update(const Batch& batch) = 0;
 
 private:
+    bool needs_master(const Tensor& parameter) const;
     void prepare(Slot& slot) const;
     void refresh_master(Slot& slot) const;
+    std::vector<Batch> batches();
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;
 
     const char* op_;
     std::vector<Slot> slots_;
     std::vector<std::string> moment_names_;
     double learning_rate_;
+    bool stochastic_rounding_;
     std::int64_t steps_ = 0;
 };
 
@@ -89,6 +112,7 @@ struct SGDOptions {
     double weight_decay = 0.0;
     bool nesterov = false;
     std::vector<ParameterGroup> groups = {};
+    bool stochastic_rounding = false;  // bf16 parameters have no master copy: see Optimizer
 };
 
 /// Stochastic gradient descent: velocity = momentum * velocity + (1 - dampening) * gradient (the gradient alone at the
@@ -101,7 +125,7 @@ public:
     explicit SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options = {});
 
 private:
-    void update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) override;
+    void update(const Batch& batch) override;
 
     SGDOptions options_;
 };
@@ -113,6 +137,7 @@ struct AdamWOptions {
     double weight_decay = 0.01;
     bool decoupled = true;  // false adds weight_decay * parameter to the gradient: Adam with L2
     std::vector<ParameterGroup> groups = {};
+    bool stochastic_rounding = false;  // bf16 parameters have no master copy: see Optimizer
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with bias
@@ -125,7 +150,7 @@ public:
     explicit AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options = {});
 
 private:
-    void update(Slot& slot, Tensor& weights, const Tensor& gradient, double learning_rate) override;
+    void update(const Batch& batch) override;
 
     AdamWOptions options_;
 };

@@ -11,6 +11,7 @@ public:
     void release(void* data, std::int64_t bytes) noexcept override;
     void copy_from_host(void* to, const void* from, std::int64_t bytes) override;
     void copy_to_host(void* to, const void* from, std::int64_t bytes) override;
+    std::string describe() const override;
     void copy(const Tensor& from, Tensor& to) override;
     void fill(Tensor& to, const Scalar& value) override;
     void unary(UnaryOp op, const Tensor& x, Tensor& y) override;
@@ -39,6 +40,22 @@ public:
                   Tensor& reciprocal_rms) override;
     void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
                            const Tensor& dy, Tensor& dx_or_none, Tensor& dweight_or_none) override;
+    void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
+                               Tensor& reciprocal_deviation) override;
+    void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
+                    const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) override;
+    void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                             const Tensor& reciprocal_deviation, const Tensor& dy, bool batch_statistics,
+                             Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+    void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
+                     const ConvolutionOptions& options, Tensor& y) override;
+    void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
+                              const ConvolutionOptions& options, Tensor& dx_or_none, Tensor& dweight_or_none,
+                              Tensor& dbias_or_none) override;
+    void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) override;
+    void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options, Tensor& dx) override;
+    void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) override;
+    void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) override;
     void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override;
     void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) override;
     void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) override;
@@ -57,12 +74,10 @@ public:
     void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) override;
     void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
-    void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
-               Tensor& second_moment) override;
-    void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient,
-             Tensor& momentum_or_none) override;
-    double sum_of_squares(const Tensor& x) override;
-    double largest_magnitude(const Tensor& x) override;
+    void adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) override;
+    void sgd(const SgdStep& step, std::span<SgdTensors> tensors) override;
+    double sum_of_squares(std::span<const Tensor> tensors) override;
+    double largest_magnitude(std::span<const Tensor> tensors) override;
 };
 
 }  // namespace potluck

@@ -1,11 +1,17 @@
 // Optimizer steps: one pass over parameter, gradient and moments, so that memory is the only limit.
 
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "core/cpu/blocks.h"
 #include "core/cpu/cpu_backend.h"
+#include "core/cpu/random_words.h"
+#include "core/stochastic_rounding.h"
 
 namespace potluck {
 
@@ -32,9 +38,49 @@ private:
     BlockWriter<T> writer_;
 };
 
+/// A parameter that is updated block by block, with its two ways of rounding: stochastically in place, or to nearest
+/// into a copy beside it.
 template <class T>
-void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
-           Tensor& second_moment) {
+class Parameter {
+public:
+    Parameter(Tensor& parameter, Tensor& rounded_or_none, bool stochastic_rounding, RandomKey key)
+        : values_(parameter),
+          stochastic_(stochastic_rounding && parameter.dtype() == DType::bf16),
+          key_(key) {
+        if (rounded_or_none.defined()) rounded_.emplace(rounded_or_none);
+    }
+
+    T* begin(std::int64_t first, std::int64_t n) { return values_.begin(first, n); }
+    /// What stands in the block that begin() gave is the new value.
+    void end(T* values, std::int64_t first, std::int64_t n) {
+        if constexpr (std::is_same_v<T, float>)
+            if (stochastic_) round(values, first, n);
+        if (rounded_) {
+            std::copy(values, values + n, rounded_->begin(first, n));
+            rounded_->end();
+        }
+        values_.end();
+    }
+
+private:
+    void round(float* values, std::int64_t first, std::int64_t n) {
+        std::array<std::uint32_t, block_size> words;
+        random_words(key_, first, n, words.data());
+        for (std::int64_t i = 0; i < n; ++i) {
+            const std::uint16_t bits = round_stochastically(std::bit_cast<std::uint32_t>(values[i]),
+                                                            words[static_cast<std::size_t>(i)]);
+            values[i] = std::bit_cast<float>(std::uint32_t{bits} << 16);
+        }
+    }
+
+    InPlace<T> values_;
+    std::optional<BlockWriter<T>> rounded_;
+    bool stochastic_;
+    RandomKey key_;
+};
+
+template <class T>
+void adamw(const AdamWStep& step, AdamWTensors& tensors) {
     const auto t = static_cast<double>(step.step);
     const T beta1 = static_cast<T>(step.beta1);
     const T beta2 = static_cast<T>(step.beta2);
@@ -48,14 +94,15 @@ void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Ten
     const T decay = static_cast<T>(step.decoupled ? step.learning_rate * step.weight_decay : 0.0);
     const T gradient_decay = static_cast<T>(step.decoupled ? 0.0 : step.weight_decay);
 
-    parallel_for(parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
-        InPlace<T> parameters(parameter);
-        InPlace<T> first_moments(first_moment);
-        InPlace<T> second_moments(second_moment);
-        BlockReader<T> gradients(gradient);
+    parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
+        Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
+                               tensors.rounding_key);
+        InPlace<T> first_moments(tensors.first_moment);
+        InPlace<T> second_moments(tensors.second_moment);
+        BlockReader<T> gradients(tensors.gradient);
         for (std::int64_t first = begin; first < end; first += block_size) {
             const std::int64_t n = std::min(block_size, end - first);
-            T* p = parameters.begin(first, n);
+            T* p = parameter.begin(first, n);
             T* m = first_moments.begin(first, n);
             T* v = second_moments.begin(first, n);
             const T* dp = gradients.read(first, n);
@@ -66,7 +113,7 @@ void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Ten
                 v[i] = beta2 * v[i] + rest2 * (g * g);
                 p[i] -= decay * p[i] + rate * m[i] / (std::sqrt(v[i]) * root_correction + epsilon);
             }
-            parameters.end();
+            parameter.end(p, first, n);
             first_moments.end();
             second_moments.end();
         }
@@ -74,31 +121,32 @@ void adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Ten
 }
 
 template <class T>
-void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient, Tensor& momentum_or_none) {
+void sgd(const SgdStep& step, SgdTensors& tensors) {
     const T rate = static_cast<T>(step.learning_rate);
     const T momentum = static_cast<T>(step.momentum);
     const T rest = static_cast<T>(1.0 - step.dampening);
     const T decay = static_cast<T>(step.weight_decay);
     const T scale = static_cast<T>(step.gradient_scale);
 
-    parallel_for(parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
-        InPlace<T> parameters(parameter);
-        BlockReader<T> gradients(gradient);
-        if (!momentum_or_none.defined()) {
+    parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
+        Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
+                               tensors.rounding_key);
+        BlockReader<T> gradients(tensors.gradient);
+        if (!tensors.momentum_or_none.defined()) {
             for (std::int64_t first = begin; first < end; first += block_size) {
                 const std::int64_t n = std::min(block_size, end - first);
-                T* p = parameters.begin(first, n);
+                T* p = parameter.begin(first, n);
                 const T* dp = gradients.read(first, n);
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (dp[i] * scale + decay * p[i]);
-                parameters.end();
+                parameter.end(p, first, n);
             }
             return;
         }
-        InPlace<T> momenta(momentum_or_none);
+        InPlace<T> momenta(tensors.momentum_or_none);
         for (std::int64_t first = begin; first < end; first += block_size) {
             const std::int64_t n = std::min(block_size, end - first);
-            T* p = parameters.begin(first, n);
+            T* p = parameter.begin(first, n);
             T* m = momenta.begin(first, n);
             const T* dp = gradients.read(first, n);
             if (step.first) {
@@ -117,7 +165,7 @@ void sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient, Tensor&
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * m[i];
             }
-            parameters.end();
+            parameter.end(p, first, n);
             momenta.end();
         }
     });
@@ -173,34 +221,41 @@ double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 }  // namespace
 }  // namespace cpu
 
-void CpuBackend::adamw(const AdamWStep& step, Tensor& parameter, const Tensor& gradient, Tensor& first_moment,
-                       Tensor& second_moment) {
-    cpu::visit_floating_compute(parameter.dtype(), [&](auto zero) {
-        cpu::adamw<decltype(zero)>(step, parameter, gradient, first_moment, second_moment);
-    });
+void CpuBackend::adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) {
+    for (AdamWTensors& one : tensors)
+        cpu::visit_floating_compute(one.parameter.dtype(),
+                                    [&](auto zero) { cpu::adamw<decltype(zero)>(step, one); });
 }
 
-void CpuBackend::sgd(const SgdStep& step, Tensor& parameter, const Tensor& gradient,
-                     Tensor& momentum_or_none) {
-    cpu::visit_floating_compute(parameter.dtype(), [&](auto zero) {
-        cpu::sgd<decltype(zero)>(step, parameter, gradient, momentum_or_none);
-    });
+void CpuBackend::sgd(const SgdStep& step, std::span<SgdTensors> tensors) {
+    for (SgdTensors& one : tensors)
+        cpu::visit_floating_compute(one.parameter.dtype(),
+                                    [&](auto zero) { cpu::sgd<decltype(zero)>(step, one); });
 }
 
-double CpuBackend::sum_of_squares(const Tensor& x) {
-    return cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-        return cpu::measure_all<decltype(zero)>(
-            x, [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
-            [](double a, double b) { return a + b; });
-    });
+double CpuBackend::sum_of_squares(std::span<const Tensor> tensors) {
+    double sum = 0.0;
+    for (const Tensor& x : tensors)
+        sum += cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+            return cpu::measure_all<decltype(zero)>(
+                x, [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
+                [](double a, double b) { return a + b; });
+        });
+    return sum;
 }
 
-double CpuBackend::largest_magnitude(const Tensor& x) {
-    return cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-        return cpu::measure_all<decltype(zero)>(
-            x, [](const auto* values, std::int64_t n) { return cpu::block_largest_magnitude(values, n); },
-            [](double a, double b) { return cpu::larger(a, b); });
-    });
+double CpuBackend::largest_magnitude(std::span<const Tensor> tensors) {
+    double largest = 0.0;
+    for (const Tensor& x : tensors)
+        largest = cpu::larger(largest, cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+                                  return cpu::measure_all<decltype(zero)>(
+                                      x,
+                                      [](const auto* values, std::int64_t n) {
+                                          return cpu::block_largest_magnitude(values, n);
+                                      },
+                                      [](double a, double b) { return cpu::larger(a, b); });
+                              }));
+    return largest;
 }
 
 }  // namespace potluck

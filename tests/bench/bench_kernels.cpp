@@ -140,13 +140,15 @@ void optimizer() {
     Tensor first = zeros({count});
     Tensor second = zeros({count});
     measure("adamw of 124M f32", 7 * parameter.bytes(), 0, [&] {
-        cpu().adamw({3e-4, 0.9, 0.999, 1e-8, 0.1, 10, true, 1.0}, parameter, gradient, first, second);
+        AdamWTensors tensors{parameter, gradient, first, second, {}};
+        cpu().adamw({3e-4, 0.9, 0.999, 1e-8, 0.1, 10, true, 1.0}, std::span(&tensors, 1));
     });
     measure("sgd with momentum of 124M f32", 5 * parameter.bytes(), 0, [&] {
-        cpu().sgd({3e-4, 0.9, 0.0, 0.1, false, false, 1.0}, parameter, gradient, first);
+        SgdTensors tensors{parameter, gradient, first, {}};
+        cpu().sgd({3e-4, 0.9, 0.0, 0.1, false, false, 1.0}, std::span(&tensors, 1));
     });
-    measure("sum_of_squares of 124M f32", gradient.bytes(), 0, [&] { cpu().sum_of_squares(gradient); });
-    measure("largest_magnitude of 124M f32", gradient.bytes(), 0, [&] { cpu().largest_magnitude(gradient); });
+    measure("sum_of_squares of 124M f32", gradient.bytes(), 0, [&] { cpu().sum_of_squares(std::span(&gradient, 1)); });
+    measure("largest_magnitude of 124M f32", gradient.bytes(), 0, [&] { cpu().largest_magnitude(std::span(&gradient, 1)); });
 }
 
 // ---- embedding, index, sort: GPT-2's vocabulary ----

@@ -51,6 +51,7 @@ public:
     void copy_to_host(void* to, const void* from, std::int64_t bytes) override {
         if (bytes > 0) std::memcpy(to, moved(from, 0 - shift), static_cast<std::size_t>(bytes));
     }
+    std::string describe() const override { return "a test device"; }
     void copy(const Tensor& from, Tensor& to) override {
         Tensor target = here(to);
         backend(Device::cpu()).copy(here(from), target);
@@ -104,6 +105,33 @@ public:
                            Tensor&) override {
         refuse("rms_norm_backward");
     }
+    void batch_norm_statistics(const Tensor&, double, Tensor&, Tensor&, Tensor&) override {
+        refuse("batch_norm_statistics");
+    }
+    void batch_norm(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                    Tensor&) override {
+        refuse("batch_norm");
+    }
+    void batch_norm_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool,
+                             Tensor&, Tensor&, Tensor&) override {
+        refuse("batch_norm_backward");
+    }
+    void convolution(const Tensor&, const Tensor&, const Tensor&, const ConvolutionOptions&,
+                     Tensor&) override {
+        refuse("convolution");
+    }
+    void convolution_backward(const Tensor&, const Tensor&, const Tensor&, const ConvolutionOptions&, Tensor&,
+                              Tensor&, Tensor&) override {
+        refuse("convolution_backward");
+    }
+    void max_pool(const Tensor&, const PoolOptions&, Tensor&, Tensor&) override { refuse("max_pool"); }
+    void max_pool_backward(const Tensor&, const Tensor&, const PoolOptions&, Tensor&) override {
+        refuse("max_pool_backward");
+    }
+    void average_pool(const Tensor&, const PoolOptions&, Tensor&) override { refuse("average_pool"); }
+    void average_pool_backward(const Tensor&, const PoolOptions&, Tensor&) override {
+        refuse("average_pool_backward");
+    }
     void embedding(const Tensor&, const Tensor&, Tensor&) override { refuse("embedding"); }
     void embedding_backward(const Tensor&, const Tensor&, Tensor&) override { refuse("embedding_backward"); }
     void gather(const Tensor&, std::int64_t, const Tensor&, Tensor&) override { refuse("gather"); }
@@ -122,10 +150,10 @@ public:
     void dropout(RandomKey, double, const Tensor&, Tensor&) override { refuse("dropout"); }
     void topk(const Tensor&, std::int64_t, bool, Tensor&, Tensor&) override { refuse("topk"); }
     void multinomial(RandomKey, const Tensor&, bool, Tensor&) override { refuse("multinomial"); }
-    void adamw(const AdamWStep&, Tensor&, const Tensor&, Tensor&, Tensor&) override { refuse("adamw"); }
-    void sgd(const SgdStep&, Tensor&, const Tensor&, Tensor&) override { refuse("sgd"); }
-    double sum_of_squares(const Tensor&) override { refuse("sum_of_squares"); }
-    double largest_magnitude(const Tensor&) override { refuse("largest_magnitude"); }
+    void adamw(const AdamWStep&, std::span<AdamWTensors>) override { refuse("adamw"); }
+    void sgd(const SgdStep&, std::span<SgdTensors>) override { refuse("sgd"); }
+    double sum_of_squares(std::span<const Tensor>) override { refuse("sum_of_squares"); }
+    double largest_magnitude(std::span<const Tensor>) override { refuse("largest_magnitude"); }
 };
 
 }  // namespace

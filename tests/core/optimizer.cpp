@@ -14,6 +14,9 @@ namespace {
 
 Backend& cpu() { return backend(Device::cpu()); }
 
+double sum_of_squares(const Tensor& x) { return cpu().sum_of_squares(std::span(&x, 1)); }
+double largest_magnitude(const Tensor& x) { return cpu().largest_magnitude(std::span(&x, 1)); }
+
 struct Adam {
     Tensor parameter, first, second;
 
@@ -22,6 +25,7 @@ struct Adam {
           first(zeros(start.shape(), {start.dtype() == DType::f64 ? DType::f64 : DType::f32})),
           second(zeros_like(first)) {}
     void step(std::int64_t number, const Tensor& gradient, bool decoupled, double scale = 1.0) {
+        AdamWTensors tensors{parameter, gradient, first, second, {}};
         cpu().adamw({.learning_rate = 0.01,
                      .beta1 = 0.9,
                      .beta2 = 0.999,
@@ -30,7 +34,7 @@ struct Adam {
                      .step = number,
                      .decoupled = decoupled,
                      .gradient_scale = scale},
-                    parameter, gradient, first, second);
+                    std::span(&tensors, 1));
     }
 };
 
@@ -111,8 +115,9 @@ TEST_CASE("sgd: plain, momentum, dampening, Nesterov and decay follow their form
         double m = 0.0;
         for (int step = 0; step < 3; ++step) {
             const double g = gradients[step] * 2.0 + c.decay * p;
-            cpu().sgd({0.1, c.momentum, c.dampening, c.decay, c.nesterov, step == 0, 2.0}, parameter,
-                      full({2000}, gradients[step]), momentum);
+            SgdTensors tensors{parameter, full({2000}, gradients[step]), momentum, {}};
+            cpu().sgd({0.1, c.momentum, c.dampening, c.decay, c.nesterov, step == 0, 2.0},
+                      std::span(&tensors, 1));
             m = step == 0 ? g : c.momentum * m + (1.0 - c.dampening) * g;
             p -= 0.1 * (c.momentum == 0.0 ? g : (c.nesterov ? g + c.momentum * m : m));
         }
@@ -122,26 +127,26 @@ TEST_CASE("sgd: plain, momentum, dampening, Nesterov and decay follow their form
 }
 
 TEST_CASE("sum_of_squares does not overflow, and takes any strides and dtype") {
-    CHECK(cpu().sum_of_squares(full({100}, 1e20)) == doctest::Approx(1e42));
-    CHECK(cpu().sum_of_squares(full({70000}, 2.0, {DType::bf16})) == 280000.0);
-    CHECK(cpu().sum_of_squares(full({100000000 / 8}, 256.0, {DType::f16})) == 65536.0 * 12500000.0);
-    CHECK(cpu().sum_of_squares(arange(0, 12, 1, {DType::f32}).alias({3, 2}, {1, 6}, 0)) ==
+    CHECK(sum_of_squares(full({100}, 1e20)) == doctest::Approx(1e42));
+    CHECK(sum_of_squares(full({70000}, 2.0, {DType::bf16})) == 280000.0);
+    CHECK(sum_of_squares(full({100000000 / 8}, 256.0, {DType::f16})) == 65536.0 * 12500000.0);
+    CHECK(sum_of_squares(arange(0, 12, 1, {DType::f32}).alias({3, 2}, {1, 6}, 0)) ==
           0 + 36 + 1 + 49 + 4 + 64);
-    CHECK(cpu().sum_of_squares(empty({0})) == 0.0);
+    CHECK(sum_of_squares(empty({0})) == 0.0);
     const double infinity = std::numeric_limits<double>::infinity();
-    CHECK(cpu().sum_of_squares(tensor({1.0, infinity})) == infinity);
-    CHECK(std::isnan(cpu().sum_of_squares(tensor({1.0, std::nan("")}))));
+    CHECK(sum_of_squares(tensor({1.0, infinity})) == infinity);
+    CHECK(std::isnan(sum_of_squares(tensor({1.0, std::nan("")}))));
 }
 
 TEST_CASE("largest_magnitude finds the largest of either sign; NaN wins") {
     const double infinity = std::numeric_limits<double>::infinity();
-    CHECK(cpu().largest_magnitude(tensor({1.0, -3.0, 2.0})) == 3.0);
-    CHECK(cpu().largest_magnitude(tensor({1.0, -infinity})) == infinity);
-    CHECK(cpu().largest_magnitude(empty({0})) == 0.0);
+    CHECK(largest_magnitude(tensor({1.0, -3.0, 2.0})) == 3.0);
+    CHECK(largest_magnitude(tensor({1.0, -infinity})) == infinity);
+    CHECK(largest_magnitude(empty({0})) == 0.0);
     Tensor x = zeros({100001});
     x.data<float>()[77777] = -5.0F;
-    CHECK(cpu().largest_magnitude(x) == 5.0);
+    CHECK(largest_magnitude(x) == 5.0);
     x.data<float>()[99999] = std::nanf("");
-    CHECK(std::isnan(cpu().largest_magnitude(x)));
-    CHECK(std::isnan(cpu().largest_magnitude(tensor({std::nan(""), 1.0}))));
+    CHECK(std::isnan(largest_magnitude(x)));
+    CHECK(std::isnan(largest_magnitude(tensor({std::nan(""), 1.0}))));
 }
