@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <mutex>
 
+#include "cuda/convolution_plan.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/matmul_plan.h"
 
 namespace potluck {
 
@@ -30,6 +32,8 @@ struct CudaBackend::Resources {
     std::mutex staging_mutex;
     cublasLtHandle_t cublas = nullptr;
     cudnnHandle_t cudnn = nullptr;
+    cuda::MatmulPlans matmul_plans{1024};
+    cuda::ConvolutionPlans convolution_plans{512};
     unsigned long long* fault_position = nullptr;
 };
 

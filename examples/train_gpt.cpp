@@ -6,160 +6,18 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
-#include "examples/command_line.h"
+#include "examples/train_gpt_settings.h"
 
 using namespace potluck;
 using json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Settings {
-    // what a run is made of: kept in its folder, and taken from there when it is resumed
-    std::vector<std::string> text;  // empty: the sources of Potluck
-    double validation_fraction = 0.1;
-    std::string model = "gpt2";
-    std::int64_t layers = 4, heads = 4, width = 128, context = 64;
-    double dropout = 0.0;
-    std::int64_t batch = 8, accumulate = 1, steps = 2400;
-    double learning_rate = 3e-3;
-    std::int64_t warmup = 100;
-    double weight_decay = 0.1, clip = 1.0;
-    std::uint64_t seed = 42;
-    std::int64_t validate_every = 800, checkpoint_every = 400;
-    std::uint64_t text_fingerprint = 0;
-
-    // how this process goes about it
-    int threads = 0, workers = 1;
-    std::int64_t log_every = 100;
-    std::string run_folder, resume;
-    std::string prompt;  // empty: what suits the text
-    std::int64_t sample_tokens = 400, top_k = 40;
-    double temperature = 0.8;
-};
-
-/// Calls visit(name, value) for everything that a run is made of.
-template <class AnySettings, class Visit>
-void for_each_setting(AnySettings& settings, Visit&& visit) {
-    visit("text", settings.text);
-    visit("validation-fraction", settings.validation_fraction);
-    visit("model", settings.model);
-    visit("layers", settings.layers);
-    visit("heads", settings.heads);
-    visit("width", settings.width);
-    visit("context", settings.context);
-    visit("dropout", settings.dropout);
-    visit("batch", settings.batch);
-    visit("accumulate", settings.accumulate);
-    visit("steps", settings.steps);
-    visit("learning-rate", settings.learning_rate);
-    visit("warmup", settings.warmup);
-    visit("weight-decay", settings.weight_decay);
-    visit("clip", settings.clip);
-    visit("seed", settings.seed);
-    visit("validate-every", settings.validate_every);
-    visit("checkpoint-every", settings.checkpoint_every);
-}
-
-constexpr const char* settings_file = "settings.json";
-
-// ---- the command line ----
-
-/// Takes from the folder of an earlier run what that run is made of.
-void take_settings_of_run(const CLI::App& app, Settings& settings) {
-    const fs::path path = fs::path(settings.resume) / settings_file;
-    std::ifstream file(path);
-    if (!file)
-        throw Error("resume",
-                    fmt::format("{} holds no run: {} cannot be read.", settings.resume, path.string()));
-    const std::int64_t steps = settings.steps;
-    try {
-        const json content = json::parse(file);
-        for_each_setting(settings, [&](const std::string& name, auto& value) {
-            if (app.get_option("--" + name)->count() > 0 && name != "steps")
-                throw Error(
-                    "resume",
-                    fmt::format("--{} belongs to the run in {}, where it is {}. Leave it out, or start a "
-                                "new run.",
-                                name, settings.resume, content.at(name).dump()));
-            content.at(name).get_to(value);
-        });
-        content.at("text-fingerprint").get_to(settings.text_fingerprint);
-    } catch (const json::exception& error) {
-        throw Error("resume", fmt::format("{} is damaged: {}", path.string(), error.what()));
-    }
-    if (app.get_option("--steps")->count() > 0) settings.steps = steps;
-    settings.run_folder = settings.resume;
-}
-
-std::optional<int> read_command_line(int argc, char** argv, Settings& settings) {
-    using command_line::above, command_line::at_least;
-    CLI::App app("Trains a small GPT on text, on the CPU, and lets it write. Ctrl-C saves a checkpoint.");
-    app.option_defaults()->always_capture_default();
-    const CLI::Range share(0.0, 0.99);
-
-    app.add_option("--text", settings.text,
-                   "files and folders to learn from (default: the sources of Potluck)");
-    app.add_option("--validation-fraction", settings.validation_fraction,
-                   "the end of every file, kept for validation")
-        ->check(share);
-    app.add_option("--model", settings.model, "gpt2 or llama")->check(CLI::IsMember({"gpt2", "llama"}));
-    app.add_option("--layers", settings.layers, "blocks of attention and MLP")->check(CLI::Range(1, 1000));
-    app.add_option("--heads", settings.heads, "attention heads; they divide the width")->check(at_least(1));
-    app.add_option("--width", settings.width, "numbers that describe a token inside the model")
-        ->check(at_least(1));
-    app.add_option("--context", settings.context, "bytes that the model sees at once")->check(at_least(1));
-    app.add_option("--dropout", settings.dropout, "share of activations dropped in training (gpt2)")
-        ->check(share);
-    app.add_option("--batch", settings.batch, "windows of text in a batch")->check(at_least(1));
-    app.add_option("--accumulate", settings.accumulate, "batches in a step")->check(at_least(1));
-    app.add_option("--steps", settings.steps, "updates of the parameters")->check(at_least(1));
-    app.add_option("--learning-rate", settings.learning_rate, "at its highest; then it falls to a tenth")
-        ->check(above(0.0));
-    app.add_option("--warmup", settings.warmup, "steps until the learning rate is at its highest")
-        ->check(at_least(0));
-    app.add_option("--weight-decay", settings.weight_decay, "pull of weights towards 0")
-        ->check(at_least(0.0));
-    app.add_option("--clip", settings.clip, "largest norm of the gradient; 0: no limit")
-        ->check(at_least(0.0));
-    app.add_option("--seed", settings.seed, "the same seed gives the same bits")->check(at_least(0));
-    app.add_option("--validate-every", settings.validate_every, "steps; 0: only at the end")
-        ->check(at_least(0));
-    app.add_option("--checkpoint-every", settings.checkpoint_every, "steps; 0: only at the end")
-        ->check(at_least(0));
-    app.add_option("--threads", settings.threads, "0: one for each core; no result depends on it")
-        ->check(CLI::Range(0, 1024));
-    app.add_option("--workers", settings.workers, "threads that prepare batches ahead")
-        ->check(CLI::Range(0, 64));
-    app.add_option("--log-every", settings.log_every, "steps between lines when the output is no terminal")
-        ->check(at_least(1));
-    app.add_option("--run-folder", settings.run_folder,
-                   "where the run is kept (default: a new folder in runs/)");
-    app.add_option("--resume", settings.resume, "folder of a run to go on with; its settings are kept");
-    app.add_option("--prompt", settings.prompt,
-                   "what the text written at the end starts with (default: a line of the text)");
-    app.add_option("--sample-tokens", settings.sample_tokens, "bytes to write at the end")
-        ->check(at_least(0));
-    app.add_option("--temperature", settings.temperature,
-                   "below 1: safer text, above: wilder; 0: the likeliest")
-        ->check(at_least(0.0));
-    app.add_option("--top-k", settings.top_k, "choose among the k likeliest bytes; 0: among all")
-        ->check(at_least(0));
-
-    if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
-    if (app.get_option("--prompt")->count() > 0 && settings.prompt.empty())
-        throw Error("prompt", "--prompt is empty. Give at least one character.");
-    if (!settings.resume.empty() && !settings.run_folder.empty())
-        throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
-    if (!settings.resume.empty()) take_settings_of_run(app, settings);
-    return std::nullopt;
-}
 
 // ---- the text ----
 
@@ -221,6 +79,10 @@ Text read_text(Settings& settings) {
 
 // ---- the model ----
 
+Device device_of(const Settings& settings) {
+    return settings.device == "best" ? best_device() : parse_device(settings.device);
+}
+
 std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
     constexpr std::int64_t vocabulary = data::ByteTokenizer::vocabulary_size;
     if (settings.model == "gpt2")
@@ -241,36 +103,12 @@ std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
                                                        .tie_embeddings = true});
 }
 
-// ---- the run folder ----
-
-std::string new_run_folder(const std::string& model) {
-    for (int number = 1;; ++number) {
-        const std::string path = fmt::format("runs/{}-{}", model, number);
-        if (!fs::exists(path)) return path;
-    }
-}
-
-/// Makes the folder and writes the settings into it. Throws Error when something is in it already.
-void start_run_folder(const Settings& settings) {
-    const fs::path folder = settings.run_folder;
-    std::error_code failure;
-    if (fs::exists(folder, failure) && (!fs::is_directory(folder, failure) || !fs::is_empty(folder, failure)))
-        throw Error("run folder", fmt::format("{} is in use. Go on with --resume {}, or name another folder.",
-                                              settings.run_folder, settings.run_folder));
-    fs::create_directories(folder, failure);
-    if (failure)
-        throw Error("run folder", fmt::format("cannot make {}: {}.", settings.run_folder, failure.message()));
-    json content;
-    for_each_setting(settings, [&](const char* name, const auto& value) { content[name] = value; });
-    content["text-fingerprint"] = settings.text_fingerprint;
-    write_file_atomically((folder / settings_file).string(), content.dump(2) + "\n");
-}
-
 // ---- what is shown ----
 
 void show(std::string_view name, const std::string& value) { fmt::print("  {:<20} {}\n", name, value); }
 
 void show_settings(const Settings& settings, const Text& text, const nn::LanguageModel& model) {
+    const Device device = device_of(settings);
     for_each_setting(settings, [](const char* name, const auto& value) { show(name, json(value).dump()); });
     show("threads", std::to_string(threads()));
     show("workers", std::to_string(settings.workers));
@@ -280,7 +118,7 @@ void show_settings(const Settings& settings, const Text& text, const nn::Languag
     show("top-k", std::to_string(settings.top_k));
     show("run-folder", settings.run_folder);
     fmt::print("\n");
-    show("device", name_of(best_device()));
+    show("device", fmt::format("{} ({})", name_of(device), describe(device)));
     show("files of text", std::to_string(text.files));
     show("training bytes", std::to_string(text.train.count()));
     show("validation bytes", std::to_string(text.validation.count()));
@@ -395,7 +233,7 @@ int main(int argc, char** argv) try {
     manual_seed(settings.seed);
     const Text text = read_text(settings);
     const std::unique_ptr<nn::LanguageModel> model = make_model(settings);
-    model->to(best_device());
+    model->to(device_of(settings));
     if (settings.run_folder.empty()) settings.run_folder = new_run_folder(settings.model);
     show_settings(settings, text, *model);
     std::signal(SIGINT, on_signal);

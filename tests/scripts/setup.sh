@@ -24,6 +24,9 @@ CLI/CLI.hpp             libcli11-dev
 oneapi/dnnl/dnnl.hpp    libdnnl-dev
 doctest/doctest.h       doctest-dev
 '
+emulator_needs='
+boost/context/fiber.hpp libboost-context-dev
+'
 test_needs='
 cmake                   cmake
 '

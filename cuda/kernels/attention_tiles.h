@@ -1,0 +1,207 @@
+#pragma once
+
+// What all attention kernels share: where the operands lie, and the rules that turn the product of a query and a key into
+// a score (scale, causality, mask) and a weight (dropout).
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/backend.h"
+#include "core/cpu/dropout_rule.h"
+#include "core/philox.h"
+#include "cuda/kernels/numbers.h"
+#include "cuda/launch.h"
+
+#if POTLUCK_CUDA_EMULATED
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // unroll, which only nvcc knows
+#endif
+
+namespace potluck::cuda {
+
+/// One operand (batch, heads, rows, columns) of any strides.
+template <class T>
+struct AttentionOperand {
+    T* data = nullptr;
+    std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
+    std::int64_t rows = 0, columns = 0;
+    bool has_wide_rows = false;  // every row begins at a multiple of 16 bytes and has no holes
+
+    AttentionOperand() = default;
+    explicit AttentionOperand(const Tensor& x)
+        : data(elements_of<T>(x)),
+          batch_stride(x.strides()[0]),
+          head_stride(x.strides()[1]),
+          row_stride(x.strides()[2]),
+          column_stride(x.strides()[3]),
+          rows(x.size(2)),
+          columns(x.size(3)) {
+        constexpr std::int64_t pack = Pack<T>::size;
+        // The stride of an axis of size 1 is never used, and may be anything.
+        const auto keeps_alignment = [&](int axis) {
+            return x.size(axis) <= 1 || x.strides()[static_cast<std::size_t>(axis)] % pack == 0;
+        };
+        has_wide_rows = is_aligned_for_packs(data) && (column_stride == 1 || columns <= 1) &&
+                        keeps_alignment(0) && keeps_alignment(1) && keeps_alignment(2);
+    }
+
+    __device__ T* head(std::int64_t batch, std::int64_t index) const {
+        return data + batch * batch_stride + index * head_stride;
+    }
+};
+
+/// How a score and a weight come about. C is the type they are computed in.
+template <class C>
+struct AttentionRules {
+    std::int64_t batch, heads, kv_heads, queries, keys;
+    std::int64_t group;  // heads that one kv head serves
+    bool causal;
+    bool has_mask, has_dropout;
+    C scale;           // of products, times unit
+    C unit;            // scores are in units of 1 / unit: log2(e) where the weights are powers of 2, else 1
+    C gradient_scale;  // of products, without the unit
+
+    const void* mask;  // (batch, heads, queries, keys)
+    DType mask_dtype;
+    std::int64_t mask_strides[4];
+
+    RandomKey dropout_key;
+    std::uint32_t lowest_kept;  // random numbers below it drop a weight
+    C kept_factor;              // what the others are multiplied with
+
+    /// How many keys, from the first on, a query sees under causality alone (bottom-right).
+    __device__ std::int64_t keys_seen_by(std::int64_t query) const {
+        if (!causal) return keys;
+        const std::int64_t seen = query + keys - queries + 1;
+        return seen < 0 ? 0 : (seen < keys ? seen : keys);
+    }
+    /// The first query that sees a key.
+    __device__ std::int64_t first_query_of(std::int64_t key) const {
+        const std::int64_t query = key - keys + queries;
+        return causal && query > 0 ? query : 0;
+    }
+    /// Position of a query in tensors of (batch, heads, queries).
+    __device__ std::int64_t row_index(std::int64_t batch_index, std::int64_t head, std::int64_t query) const {
+        return (batch_index * heads + head) * queries + query;
+    }
+
+    /// The score of a product q . k; -inf for what is not seen or lies outside.
+    __device__ C score(C product, std::int64_t batch_index, std::int64_t head, std::int64_t query,
+                       std::int64_t key) const {
+        constexpr C hidden = -std::numeric_limits<C>::infinity();
+        if (query >= queries || key >= keys_seen_by(query)) return hidden;
+        const C scaled = product * scale;
+        if (!has_mask) return scaled;
+        const std::int64_t place = batch_index * mask_strides[0] + head * mask_strides[1] +
+                                   query * mask_strides[2] + key * mask_strides[3];
+        if (mask_dtype == DType::boolean)
+            return static_cast<const bool*>(mask)[place] ? scaled : hidden;
+        return scaled + unit * added_mask(place);
+    }
+
+    /// What dropout multiplies a weight with: 0 or kept_factor.
+    __device__ C dropout_factor(std::int64_t batch_index, std::int64_t head, std::int64_t query,
+                                std::int64_t key) const {
+        const auto element = static_cast<std::uint64_t>(row_index(batch_index, head, query) * keys + key);
+        const std::array<std::uint32_t, 4> words = philox_block(dropout_key, element / 4, 0);
+        // By choosing instead of indexing the words stay in registers.
+        const std::uint32_t low = element % 2 == 0 ? words[0] : words[1];
+        const std::uint32_t high = element % 2 == 0 ? words[2] : words[3];
+        return (element % 4 < 2 ? low : high) >= lowest_kept ? kept_factor : C{0};
+    }
+
+private:
+    __device__ C added_mask(std::int64_t place) const {
+        switch (mask_dtype) {
+            case DType::f64:
+                return static_cast<C>(static_cast<const double*>(mask)[place]);
+            case DType::f16:
+                return static_cast<C>(to_compute(static_cast<const __half*>(mask)[place]));
+            case DType::bf16:
+                return static_cast<C>(to_compute(static_cast<const __nv_bfloat16*>(mask)[place]));
+            default:
+                return static_cast<C>(static_cast<const float*>(mask)[place]);
+        }
+    }
+};
+
+template <class C>
+AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor& mask_or_none,
+                                  const AttentionOptions& options, double unit) {
+    AttentionRules<C> rules{};
+    rules.batch = q.size(0);
+    rules.heads = q.size(1);
+    rules.kv_heads = k.size(1);
+    rules.queries = q.size(2);
+    rules.keys = k.size(2);
+    rules.group = rules.kv_heads == 0 ? 0 : rules.heads / rules.kv_heads;
+    rules.causal = options.causal;
+    rules.scale = static_cast<C>(options.scale * unit);
+    rules.unit = static_cast<C>(unit);
+    rules.gradient_scale = static_cast<C>(options.scale);
+    rules.has_mask = mask_or_none.defined();
+    if (rules.has_mask) {
+        const Tensor mask = mask_or_none.broadcast_alias(
+            OpScope::current(), {rules.batch, rules.heads, rules.queries, rules.keys});
+        rules.mask = mask.raw_data();
+        rules.mask_dtype = mask.dtype();
+        std::copy_n(mask.strides().begin(), 4, rules.mask_strides);
+    }
+    rules.has_dropout = options.dropout > 0.0;
+    if (rules.has_dropout) {
+        const std::uint64_t threshold = cpu::dropout_threshold(options.dropout);
+        const bool drops_all = threshold >> 32 != 0;  // the threshold does not fit
+        rules.dropout_key = options.dropout_key;
+        rules.lowest_kept = static_cast<std::uint32_t>(threshold);
+        rules.kept_factor = drops_all ? C{0} : static_cast<C>(1.0 / (1.0 - options.dropout));
+    }
+    return rules;
+}
+
+/// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives weights of 0.
+template <class C>
+__device__ inline C shift_of(C largest_or_logsumexp) {
+    return largest_or_logsumexp == -std::numeric_limits<C>::infinity() ? C{0} : largest_or_logsumexp;
+}
+
+/// Which tile of which head a block works on: heads lie side by side, and the last tile of each head comes first, as
+/// under causality it has the most to do.
+struct AttentionPlace {
+    std::int64_t batch, head, tile;
+};
+__device__ inline AttentionPlace attention_place(std::int64_t block, std::int64_t heads, std::int64_t tiles) {
+    const std::int64_t head = block / tiles;
+    return {head / heads, head % heads, tiles - 1 - block % tiles};
+}
+inline std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
+
+template <class T>
+struct AttentionForward {
+    using C = compute_type<T>;
+    AttentionRules<C> rules;
+    AttentionOperand<T> q, k, v, y;
+    C* logsumexp;  // (batch, heads, queries)
+};
+
+template <class T>
+struct AttentionBackward {
+    using C = compute_type<T>;
+    AttentionRules<C> rules;
+    AttentionOperand<T> q, k, v, dy, dq, dk, dv;
+    AttentionOperand<T> dmask;  // no data: not wanted
+    const C* logsumexp;         // (batch, heads, queries)
+    const C* dot;               // (batch, heads, queries): dy . y = sum over keys of weight * gradient of the weight
+};
+
+/// Head and value sizes that the tensor core kernels take; plain kernels take all.
+inline constexpr std::int64_t largest_tensor_core_size = 256;
+
+/// Started by CudaBackend::attention and attention_backward for T = __half and __nv_bfloat16. Scores in units of
+/// log2(e).
+template <class T>
+void attention_tensor_core(const AttentionForward<T>& arguments, cudaStream_t stream);
+template <class T>
+void attention_backward_tensor_core(const AttentionBackward<T>& arguments, cudaStream_t stream);
+
+}  // namespace potluck::cuda

@@ -1,0 +1,65 @@
+#pragma once
+
+// What a run of train_gpt is made of: from the command line, or from the folder of the run that goes on.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+struct Settings {
+    // what a run is made of: kept in its folder, and taken from there when it is resumed
+    std::vector<std::string> text;  // empty: the sources of Potluck
+    double validation_fraction = 0.1;
+    std::string model = "gpt2";
+    std::int64_t layers = 4, heads = 4, width = 128, context = 64;
+    double dropout = 0.0;
+    std::int64_t batch = 8, accumulate = 1, steps = 2400;
+    double learning_rate = 3e-3;
+    std::int64_t warmup = 100;
+    double weight_decay = 0.1, clip = 1.0;
+    std::uint64_t seed = 42;
+    std::int64_t validate_every = 800, checkpoint_every = 400;
+    std::uint64_t text_fingerprint = 0;
+
+    // how this process goes about it
+    std::string device = "best";
+    int threads = 0, workers = 1;
+    std::int64_t log_every = 100;
+    std::string run_folder, resume;
+    std::string prompt;  // empty: what suits the text
+    std::int64_t sample_tokens = 400, top_k = 40;
+    double temperature = 0.8;
+};
+
+/// Calls visit(name, value) for everything that a run is made of.
+template <class AnySettings, class Visit>
+void for_each_setting(AnySettings& settings, Visit&& visit) {
+    visit("text", settings.text);
+    visit("validation-fraction", settings.validation_fraction);
+    visit("model", settings.model);
+    visit("layers", settings.layers);
+    visit("heads", settings.heads);
+    visit("width", settings.width);
+    visit("context", settings.context);
+    visit("dropout", settings.dropout);
+    visit("batch", settings.batch);
+    visit("accumulate", settings.accumulate);
+    visit("steps", settings.steps);
+    visit("learning-rate", settings.learning_rate);
+    visit("warmup", settings.warmup);
+    visit("weight-decay", settings.weight_decay);
+    visit("clip", settings.clip);
+    visit("seed", settings.seed);
+    visit("validate-every", settings.validate_every);
+    visit("checkpoint-every", settings.checkpoint_every);
+}
+
+/// Fills `settings`. A number: the program ends with it, because --help was asked for or an option was wrong.
+/// Throws Error for options that do not go together, or a run that cannot be resumed.
+std::optional<int> read_command_line(int argc, char** argv, Settings& settings);
+
+/// "runs/gpt2-1", or the first number that is free.
+std::string new_run_folder(const std::string& model);
+/// Makes the folder and writes the settings into it. Throws Error when something is in it already.
+void start_run_folder(const Settings& settings);

@@ -1,0 +1,72 @@
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "core/device.h"
+#include "core/factories.h"
+#include "core/memory.h"
+#include "cuda/runtime.h"
+#include "tests/cuda/device.h"
+#include "tests/expect_error.h"
+
+using namespace potluck;
+
+TEST_CASE("cuda: a copy of any size there and back gives the same bytes") {
+    if (!test::has_cuda_device()) return;
+    for (const std::int64_t count :
+         {0L, 1L, 3L, 1025L, 5'000'003L}) {  // the last one takes several staging buffers
+        std::vector<std::int32_t> values(static_cast<std::size_t>(count));
+        for (std::size_t i = 0; i < values.size(); ++i)
+            values[i] = static_cast<std::int32_t>(i * 2654435761u);
+        const Tensor there = tensor(values, {count}).to(Device::cuda());
+        CHECK(there.device() == Device::cuda());
+        CHECK(there.to(Device::cpu()).to_vector<std::int32_t>() == values);
+    }
+}
+
+TEST_CASE("cuda: memory is counted, capped and told as on the CPU") {
+    if (!test::has_cuda_device()) return;
+    const Device device = Device::cuda();
+    const std::int64_t before = memory_statistics(device).current;
+    {
+        const Tensor held = Tensor::empty({1000}, {DType::f32, device});
+        CHECK(memory_statistics(device).current == before + 4000);
+        set_memory_cap(before + 5000, device);
+        const std::string text = test::error_of([&] { (void)Tensor::empty({1000}, {DType::f32, device}); });
+        CHECK(test::contains(text, "out of memory on cuda:0"));
+        CHECK(test::contains(text, "passes the cap"));
+        CHECK(memory_statistics(device).current == before + 4000);
+        set_memory_cap(0, device);
+    }
+    CHECK(memory_statistics(device).current == before);
+    release_cached_memory(device);
+    CHECK(memory_statistics(device).cached >= 0);
+}
+
+TEST_CASE("cuda: a device says what it is") {
+    if (!test::has_cuda_device()) return;
+    const std::string text = describe(Device::cuda());
+    CHECK(text.find("GiB") != std::string::npos);
+    CHECK(text.find("compute capability") != std::string::npos);
+    CHECK(text.find("runtime") != std::string::npos);
+}
+
+TEST_CASE("cuda: a device that is not there is refused by name") {
+    CHECK(test::contains(test::error_of([] { (void)describe(Device::cuda(63)); }), "cuda:63"));
+}
+
+TEST_CASE("cuda: events order streams, and tell the time between them") {
+    if (!test::has_cuda_device()) return;
+    const cuda::CurrentDevice current(0);
+    const cuda::Stream first;
+    const cuda::Stream second;
+    const cuda::Event start(true);
+    const cuda::Event end(true);
+    start.record(first.get());
+    end.record(first.get());
+    end.block(second.get());
+    second.synchronize();
+    end.synchronize();
+    CHECK(end.elapsed_ms(start) >= 0.0);
+}
