@@ -79,42 +79,48 @@ std::vector<Row> activation_rows() {
 }
 
 TEST_CASE("activation: NaN stays NaN, and the ends are right") {
-    const Tensor x = tensor({nan, infinity, -infinity, -1e30, 1e30});
-    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
-        INFO(name_of(dtype));
-        for (const Tensor& y :
-             {relu(x.to(dtype)), gelu(x.to(dtype)), gelu(x.to(dtype), GeluKind::tanh), silu(x.to(dtype))}) {
-            CHECK(std::isnan(y[0].item()));
-            CHECK(y[1].item() == infinity);
-            CHECK(y[2].item() == 0.0);
-            CHECK(y[3].item() == 0.0);
+    on_each_device([] {
+        const Tensor x = tensor({nan, infinity, -infinity, -1e30, 1e30});
+        for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+            INFO(name_of(dtype));
+            for (const Tensor& y : {relu(x.to(dtype)), gelu(x.to(dtype)), gelu(x.to(dtype), GeluKind::tanh),
+                                    silu(x.to(dtype))}) {
+                CHECK(std::isnan(y[0].item()));
+                CHECK(y[1].item() == infinity);
+                CHECK(y[2].item() == 0.0);
+                CHECK(y[3].item() == 0.0);
+            }
+            CHECK(std::isnan(tanh(x.to(dtype))[0].item()));
+            CHECK(tanh(x.to(dtype))[1].item() == 1.0);
+            CHECK(tanh(x.to(dtype))[2].item() == -1.0);
+            CHECK(std::isnan(sigmoid(x.to(dtype))[0].item()));
+            CHECK(sigmoid(x.to(dtype))[1].item() == 1.0);
+            CHECK(sigmoid(x.to(dtype))[2].item() == 0.0);
         }
-        CHECK(std::isnan(tanh(x.to(dtype))[0].item()));
-        CHECK(tanh(x.to(dtype))[1].item() == 1.0);
-        CHECK(tanh(x.to(dtype))[2].item() == -1.0);
-        CHECK(std::isnan(sigmoid(x.to(dtype))[0].item()));
-        CHECK(sigmoid(x.to(dtype))[1].item() == 1.0);
-        CHECK(sigmoid(x.to(dtype))[2].item() == 0.0);
-    }
+    });
 }
 
 TEST_CASE("activation: gradients far out are 0 or 1, never NaN") {
-    for (const auto& function :
-         {+[](const Tensor& x) { return relu(x); }, +[](const Tensor& x) { return gelu(x); },
-          +[](const Tensor& x) { return gelu(x, GeluKind::tanh); },
-          +[](const Tensor& x) { return silu(x); }}) {
-        Tensor x = tensor({infinity, -infinity, 1e4, -1e4});
-        x.set_requires_grad();
-        function(x).sum().backward();
-        CHECK(x.grad().to_vector() == std::vector<double>{1.0, 0.0, 1.0, 0.0});
-    }
+    on_each_device([] {
+        for (const auto& function :
+             {+[](const Tensor& x) { return relu(x); }, +[](const Tensor& x) { return gelu(x); },
+              +[](const Tensor& x) { return gelu(x, GeluKind::tanh); },
+              +[](const Tensor& x) { return silu(x); }}) {
+            Tensor x = tensor({infinity, -infinity, 1e4, -1e4});
+            x.set_requires_grad();
+            function(x).sum().backward();
+            CHECK(x.grad().to_vector() == std::vector<double>{1.0, 0.0, 1.0, 0.0});
+        }
+    });
 }
 
 TEST_CASE("activation: relu has gradient 0 at 0") {
-    Tensor x = tensor({0.0, -1.0, 2.0});
-    x.set_requires_grad();
-    relu(x).sum().backward();
-    CHECK(x.grad().to_vector() == std::vector<double>{0.0, 0.0, 1.0});
+    on_each_device([] {
+        Tensor x = tensor({0.0, -1.0, 2.0});
+        x.set_requires_grad();
+        relu(x).sum().backward();
+        CHECK(x.grad().to_vector() == std::vector<double>{0.0, 0.0, 1.0});
+    });
 }
 
 TEST_CASE("activation: the f32 functions keep the stated error over the whole range") {

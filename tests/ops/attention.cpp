@@ -109,7 +109,7 @@ Case attention_case(Op op, const Sizes& s, Mask mask, Attention options) {
         Array factors;
         if (options.dropout > 0.0) {
             Generator generator(dropout_seed);
-            const Tensor kept = dropout(ones(shape, {DType::f64}), options.dropout, true, &generator);
+            const Tensor kept = dropout(potluck::ones(shape, {DType::f64}), options.dropout, true, &generator);
             factors = {shape, kept.to_vector()};
         }
         return std::vector<Array>{attention_by_definition(x[0], x[1], x[2], added, factors, options)};
@@ -190,7 +190,7 @@ std::vector<Tensor> random_qkv(const Sizes& s, DType dtype, std::uint64_t seed =
     for (const Shape& shape :
          {Shape{s.batch, s.heads, s.queries, s.head_size}, Shape{s.batch, s.kv_heads, s.keys, s.head_size},
           Shape{s.batch, s.kv_heads, s.keys, s.value_size}})
-        x.push_back(to(randn(shape, {DType::f64}, &generator), dtype).set_requires_grad());
+        x.push_back(to(randn(shape, {DType::f64, test_device()}, &generator), dtype).set_requires_grad());
     return x;
 }
 
@@ -213,7 +213,7 @@ std::vector<Tensor> run(Op op, const std::vector<Tensor>& inputs, DType dtype, c
     for (const Tensor& input : inputs) x.push_back(to(input.detach(), dtype).clone().set_requires_grad());
     const Tensor y = op(x[0], x[1], x[2], options);
     Generator generator(9);
-    backward(y, {.gradient = to(to(randn(y.shape(), {}, &generator), DType::bf16), dtype)});
+    backward(y, {.gradient = to(to(randn(y.shape(), {DType::f32, test_device()}, &generator), DType::bf16), dtype)});
     return {y, x[0].grad(), x[1].grad(), x[2].grad()};
 }
 
@@ -230,101 +230,113 @@ std::vector<Row> attention_rows() {
 }
 
 TEST_CASE("attention: queries that see no key give zeros and change no gradient") {
-    const Tensor place = arange(0, 8);
-    const Tensor mask = (maximum(unsqueeze(place, 0), unsqueeze(place, 1)) < 4).reshape({1, 1, 8, 8});
-    for (const Op op : both_ops)
-        for (const DType dtype : floating_dtypes()) {
-            const std::vector<Tensor> x = random_qkv({1, 1, 1, 8, 8, 8, 8}, dtype);
-            const Tensor y = op(x[0], x[1], x[2], {.mask = mask});
-            CHECK(y.narrow(2, 4, 4).to_vector() == std::vector<double>(32, 0.0));
-            y.narrow(2, 0, 4).sum().backward();
+    on_each_device([] {
+        const Tensor place = arange(0, 8);
+        const Tensor mask = (maximum(unsqueeze(place, 0), unsqueeze(place, 1)) < 4).reshape({1, 1, 8, 8});
+        for (const Op op : both_ops)
+            for (const DType dtype : floating_dtypes()) {
+                const std::vector<Tensor> x = random_qkv({1, 1, 1, 8, 8, 8, 8}, dtype);
+                const Tensor y = op(x[0], x[1], x[2], {.mask = mask});
+                CHECK(y.narrow(2, 4, 4).to_vector() == std::vector<double>(32, 0.0));
+                y.narrow(2, 0, 4).sum().backward();
 
-            std::vector<Tensor> part;
-            for (const Tensor& input : x)
-                part.push_back(input.detach().narrow(2, 0, 4).clone().set_requires_grad());
-            const Tensor small = op(part[0], part[1], part[2], {});
-            small.sum().backward();
-            const double limit = tolerance_of(dtype).relative * 8.0;
-            CHECK(relative_error(y.narrow(2, 0, 4), small) <= limit);
-            for (std::size_t i = 0; i < 3; ++i) {
-                CHECK(relative_error(x[i].grad().narrow(2, 0, 4), part[i].grad()) <= limit);
-                CHECK(x[i].grad().narrow(2, 4, 4).to_vector() == std::vector<double>(32, 0.0));
+                std::vector<Tensor> part;
+                for (const Tensor& input : x)
+                    part.push_back(input.detach().narrow(2, 0, 4).clone().set_requires_grad());
+                const Tensor small = op(part[0], part[1], part[2], {});
+                small.sum().backward();
+                const double limit = tolerance_of(dtype).relative * 8.0;
+                CHECK(relative_error(y.narrow(2, 0, 4), small) <= limit);
+                for (std::size_t i = 0; i < 3; ++i) {
+                    CHECK(relative_error(x[i].grad().narrow(2, 0, 4), part[i].grad()) <= limit);
+                    CHECK(x[i].grad().narrow(2, 4, 4).to_vector() == std::vector<double>(32, 0.0));
+                }
             }
-        }
+    });
 }
 
 TEST_CASE("attention: a causal mask and padding that together hide every key of a query") {
-    // Keys 0 and 1 are padding: queries 0 and 1 see nothing at all.
-    const Tensor mask = arange(0, 5) >= 2;
-    for (const Op op : both_ops) {
-        const std::vector<Tensor> x = random_qkv({2, 2, 1, 5, 5, 4, 3}, DType::f32);
-        const Tensor y = op(x[0], x[1], x[2], {.causal = true, .mask = mask});
-        CHECK(y.narrow(2, 0, 2).to_vector() == std::vector<double>(24, 0.0));
-        backward(y, {.gradient = ones(y.shape())});
-        for (const Tensor& input : x) CHECK(all(is_finite(input.grad())).item<bool>());
-        CHECK(x[0].grad().narrow(2, 0, 2).to_vector() == std::vector<double>(32, 0.0));
-        CHECK(x[2].grad().narrow(2, 0, 2).to_vector() == std::vector<double>(12, 0.0));
-    }
+    on_each_device([] {
+        // Keys 0 and 1 are padding: queries 0 and 1 see nothing at all.
+        const Tensor mask = arange(0, 5) >= 2;
+        for (const Op op : both_ops) {
+            const std::vector<Tensor> x = random_qkv({2, 2, 1, 5, 5, 4, 3}, DType::f32);
+            const Tensor y = op(x[0], x[1], x[2], {.causal = true, .mask = mask});
+            CHECK(y.narrow(2, 0, 2).to_vector() == std::vector<double>(24, 0.0));
+            backward(y, {.gradient = ones(y.shape())});
+            for (const Tensor& input : x) CHECK(all(is_finite(input.grad())).item<bool>());
+            CHECK(x[0].grad().narrow(2, 0, 2).to_vector() == std::vector<double>(32, 0.0));
+            CHECK(x[2].grad().narrow(2, 0, 2).to_vector() == std::vector<double>(12, 0.0));
+        }
+    });
 }
 
 TEST_CASE("attention: causal masks are aligned bottom-right") {
-    const auto of_indices = [](Op op, std::int64_t queries, std::int64_t keys) {
-        const Tensor v = arange(0, keys, 1, {DType::f32}).reshape({1, 1, keys, 1});
-        return op(zeros({1, 1, queries, 4}), ones({1, 1, keys, 4}), v, {.causal = true}).to_vector();
-    };
-    for (const Op op : both_ops) {
-        CHECK(of_indices(op, 2, 5) == std::vector<double>{1.5, 2.0});
-        CHECK(of_indices(op, 5, 2) == std::vector<double>{0, 0, 0, 0, 0.5});
-        CHECK(of_indices(op, 1, 8) == std::vector<double>{3.5});
-        CHECK(of_indices(op, 1, 1) == std::vector<double>{0});
-    }
+    on_each_device([] {
+        const auto of_indices = [](Op op, std::int64_t queries, std::int64_t keys) {
+            const Tensor v = arange(0, keys, 1, {DType::f32}).reshape({1, 1, keys, 1});
+            return op(zeros({1, 1, queries, 4}), ones({1, 1, keys, 4}), v, {.causal = true}).to_vector();
+        };
+        for (const Op op : both_ops) {
+            CHECK(of_indices(op, 2, 5) == std::vector<double>{1.5, 2.0});
+            CHECK(of_indices(op, 5, 2) == std::vector<double>{0, 0, 0, 0, 0.5});
+            CHECK(of_indices(op, 1, 8) == std::vector<double>{3.5});
+            CHECK(of_indices(op, 1, 1) == std::vector<double>{0});
+        }
+    });
 }
 
 TEST_CASE("attention: any head size and length is at least half as exact as the composed form") {
-    for (const auto& [head_size, value_size] : {std::pair<std::int64_t, std::int64_t>{1, 1},
-                                                {5, 5},
-                                                {20, 20},
-                                                {33, 33},
-                                                {80, 80},
-                                                {96, 96},
-                                                {100, 100},
-                                                {128, 128},
-                                                {128, 96},
-                                                {128, 40}})
-        for (const std::int64_t time : {1, 17, 128, 129})
-            for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-                INFO(head_size << " " << value_size << " " << time << " " << name_of(dtype));
-                const std::vector<Tensor> x = random_qkv({1, 2, 1, time, time, head_size, value_size}, dtype);
-                const Attention options{.causal = true};
-                const std::vector<Tensor> right = run(attention_composed, x, DType::f64, options);
-                const std::vector<Tensor> composed = run(attention_composed, x, dtype, options);
-                const std::vector<Tensor> fused = run(scaled_dot_product_attention, x, dtype, options);
-                for (std::size_t i = 0; i < right.size(); ++i)
-                    CHECK(relative_error(fused[i], right[i]) <=
-                          2.0 * relative_error(composed[i], right[i]) + 2.0 * tolerance_of(dtype).relative);
-            }
+    on_each_device([] {
+        for (const auto& [head_size, value_size] : {std::pair<std::int64_t, std::int64_t>{1, 1},
+                                                    {5, 5},
+                                                    {20, 20},
+                                                    {33, 33},
+                                                    {80, 80},
+                                                    {96, 96},
+                                                    {100, 100},
+                                                    {128, 128},
+                                                    {128, 96},
+                                                    {128, 40}})
+            for (const std::int64_t time : {1, 17, 128, 129})
+                for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+                    INFO(head_size << " " << value_size << " " << time << " " << name_of(dtype));
+                    const std::vector<Tensor> x =
+                        random_qkv({1, 2, 1, time, time, head_size, value_size}, dtype);
+                    const Attention options{.causal = true};
+                    const std::vector<Tensor> right = run(attention_composed, x, DType::f64, options);
+                    const std::vector<Tensor> composed = run(attention_composed, x, dtype, options);
+                    const std::vector<Tensor> fused = run(scaled_dot_product_attention, x, dtype, options);
+                    for (std::size_t i = 0; i < right.size(); ++i)
+                        CHECK(relative_error(fused[i], right[i]) <=
+                              2.0 * relative_error(composed[i], right[i]) +
+                                  2.0 * tolerance_of(dtype).relative);
+                }
+    });
 }
 
 TEST_CASE("attention: dropout keeps the mean, draws the same weights in both forms, and again in backward") {
-    // Uniform weights over 1000 keys of value 1: each output is the mean of 1000 factors 0 or 2.
-    const Tensor q = zeros({1, 1, 1000, 4});
-    const Tensor k = ones({1, 1, 1000, 4});
-    const Tensor v = ones({1, 1, 1000, 1});
-    manual_seed(4);
-    const Tensor y = scaled_dot_product_attention(q, k, v, {.dropout = 0.5});
-    CHECK(std::fabs(y.mean().item() - 1.0) < 0.005);
-    for (const double value : y.to_vector()) {
-        const double kept = value * 500.0;
-        CHECK(std::fabs(kept - std::round(kept)) < 1e-2);
-        CHECK(std::fabs(kept - 500.0) < 100.0);
-    }
+    on_each_device([] {
+        // Uniform weights over 1000 keys of value 1: each output is the mean of 1000 factors 0 or 2.
+        const Tensor q = zeros({1, 1, 1000, 4});
+        const Tensor k = ones({1, 1, 1000, 4});
+        const Tensor v = ones({1, 1, 1000, 1});
+        manual_seed(4);
+        const Tensor y = scaled_dot_product_attention(q, k, v, {.dropout = 0.5});
+        CHECK(std::fabs(y.mean().item() - 1.0) < 0.005);
+        for (const double value : y.to_vector()) {
+            const double kept = value * 500.0;
+            CHECK(std::fabs(kept - std::round(kept)) < 1e-2);
+            CHECK(std::fabs(kept - 500.0) < 100.0);
+        }
 
-    const std::vector<Tensor> x = random_qkv({2, 4, 2, 70, 90, 8, 8}, DType::f64);
-    manual_seed(4);
-    const std::vector<Tensor> fused = run(scaled_dot_product_attention, x, DType::f64, {.dropout = 0.3});
-    manual_seed(4);
-    const std::vector<Tensor> composed = run(attention_composed, x, DType::f64, {.dropout = 0.3});
-    for (std::size_t i = 0; i < fused.size(); ++i) CHECK(relative_error(fused[i], composed[i]) < 1e-12);
+        const std::vector<Tensor> x = random_qkv({2, 4, 2, 70, 90, 8, 8}, DType::f64);
+        manual_seed(4);
+        const std::vector<Tensor> fused = run(scaled_dot_product_attention, x, DType::f64, {.dropout = 0.3});
+        manual_seed(4);
+        const std::vector<Tensor> composed = run(attention_composed, x, DType::f64, {.dropout = 0.3});
+        for (std::size_t i = 0; i < fused.size(); ++i) CHECK(relative_error(fused[i], composed[i]) < 1e-12);
+    });
 }
 
 TEST_CASE("attention: long sequences take little memory, and any number of threads gives the same bits") {
@@ -344,16 +356,18 @@ TEST_CASE("attention: long sequences take little memory, and any number of threa
 }
 
 TEST_CASE("attention: large scores do not overflow, NaN stays NaN") {
-    std::vector<Tensor> x = random_qkv({1, 1, 1, 3, 70, 4, 4}, DType::f32);
-    const Tensor y = scaled_dot_product_attention(x[0] * 1e15, x[1] * 1e15, x[2]);
-    CHECK(all(is_finite(y)).item<bool>());
-    Tensor k = x[1].detach().clone();
-    k.select(2, 66).fill_(std::nan(""));
-    const Tensor spoilt = scaled_dot_product_attention(x[0], k, x[2]);
-    CHECK(all(is_nan(spoilt)).item<bool>());
-    // A hidden key may hold anything.
-    const Tensor hidden = scaled_dot_product_attention(x[0], k, x[2], {.mask = arange(0, 70) != 66});
-    CHECK(all(is_finite(hidden)).item<bool>());
+    on_each_device([] {
+        std::vector<Tensor> x = random_qkv({1, 1, 1, 3, 70, 4, 4}, DType::f32);
+        const Tensor y = scaled_dot_product_attention(x[0] * 1e15, x[1] * 1e15, x[2]);
+        CHECK(all(is_finite(y)).item<bool>());
+        Tensor k = x[1].detach().clone();
+        k.select(2, 66).fill_(std::nan(""));
+        const Tensor spoilt = scaled_dot_product_attention(x[0], k, x[2]);
+        CHECK(all(is_nan(spoilt)).item<bool>());
+        // A hidden key may hold anything.
+        const Tensor hidden = scaled_dot_product_attention(x[0], k, x[2], {.mask = arange(0, 70) != 66});
+        CHECK(all(is_finite(hidden)).item<bool>());
+    });
 }
 
 }  // namespace potluck::test

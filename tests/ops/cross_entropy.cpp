@@ -126,112 +126,125 @@ std::vector<Row> cross_entropy_rows() {
 }
 
 TEST_CASE("cross_entropy: when every label is ignored, losses and gradients are exactly 0") {
-    for (const DType dtype : floating_dtypes())
-        for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean}) {
-            Tensor logits = to(randn({5, 10}), dtype);
-            logits.set_requires_grad();
-            const Tensor labels = full({5}, -100, {DType::i64});
-            const Tensor loss = cross_entropy(logits, labels, {.reduction = reduction});
-            for (const double value : loss.to_vector()) CHECK(value == 0.0);
-            backward(loss, {.gradient = ones(loss.shape(), {loss.dtype()})});
-            CHECK(logits.grad().to_vector() == std::vector<double>(50, 0.0));
-        }
+    on_each_device([] {
+        for (const DType dtype : floating_dtypes())
+            for (const Reduction reduction : {Reduction::none, Reduction::sum, Reduction::mean}) {
+                Tensor logits = to(randn({5, 10}, {DType::f32, test_device()}), dtype);
+                logits.set_requires_grad();
+                const Tensor labels = full({5}, -100, {DType::i64});
+                const Tensor loss = cross_entropy(logits, labels, {.reduction = reduction});
+                for (const double value : loss.to_vector()) CHECK(value == 0.0);
+                backward(loss, {.gradient = ones(loss.shape(), {loss.dtype()})});
+                CHECK(logits.grad().to_vector() == std::vector<double>(50, 0.0));
+            }
+    });
 }
 
 TEST_CASE("cross_entropy: a wrong label is named, nothing is changed, and the next batch works") {
-    Tensor logits = tensor(std::vector<double>{0.5, -1, 2, 0, 1}, {1, 5}).expand({3, 5}).clone();
-    std::string message;
-    try {
-        cross_entropy(logits, labels_of({1, 4, -4}), {.ignore_index = -1});
-    } catch (const Error& error) {
-        message = error.what();
-    }
-    CHECK(message.find("label -4 at position 2") != std::string::npos);
-    CHECK(message.find("ignore_index -1") != std::string::npos);
-    const std::vector<double> right{2.074438, 3.574438, 0.574438, 2.574438, 1.574438};
-    for (std::int64_t label = 0; label < 5; ++label)
-        CHECK(cross_entropy(logits, labels_of({label, label, label})).item() ==
-              doctest::Approx(right[static_cast<std::size_t>(label)]).epsilon(1e-6));
+    on_each_device([] {
+        Tensor logits = tensor(std::vector<double>{0.5, -1, 2, 0, 1}, {1, 5}).expand({3, 5}).clone();
+        std::string message;
+        try {
+            cross_entropy(logits, labels_of({1, 4, -4}), {.ignore_index = -1});
+        } catch (const Error& error) {
+            message = error.what();
+        }
+        CHECK(message.find("label -4 at position 2") != std::string::npos);
+        CHECK(message.find("ignore_index -1") != std::string::npos);
+        const std::vector<double> right{2.074438, 3.574438, 0.574438, 2.574438, 1.574438};
+        for (std::int64_t label = 0; label < 5; ++label)
+            CHECK(cross_entropy(logits, labels_of({label, label, label})).item() ==
+                  doctest::Approx(right[static_cast<std::size_t>(label)]).epsilon(1e-6));
+    });
 }
 
 TEST_CASE("cross_entropy: an ignore_index above the classes, and labels of u8 and i32") {
-    const Tensor logits = tensor({{1, 2, 3}, {3, 2, 1}, {9, 9, 9}});
-    for (const DType dtype : {DType::i64, DType::i32, DType::u8}) {
-        const Tensor labels = to(labels_of({0, 1, 255}), dtype);
-        const Tensor none =
-            cross_entropy(logits, labels, {.ignore_index = 255, .reduction = Reduction::none});
-        CHECK(none[0].item() == doctest::Approx(2.4076059).epsilon(1e-6));
-        CHECK(none[1].item() == doctest::Approx(1.4076059).epsilon(1e-6));
-        CHECK(none[2].item() == 0.0);
-        const double sum =
-            cross_entropy(logits, labels, {.ignore_index = 255, .reduction = Reduction::sum}).item();
-        CHECK(sum == doctest::Approx(3.8152118).epsilon(1e-6));
-        CHECK(cross_entropy(logits, labels, {.ignore_index = 255}).item() == doctest::Approx(sum / 2));
-    }
+    on_each_device([] {
+        const Tensor logits = tensor({{1, 2, 3}, {3, 2, 1}, {9, 9, 9}});
+        for (const DType dtype : {DType::i64, DType::i32, DType::u8}) {
+            const Tensor labels = to(labels_of({0, 1, 255}), dtype);
+            const Tensor none =
+                cross_entropy(logits, labels, {.ignore_index = 255, .reduction = Reduction::none});
+            CHECK(none[0].item() == doctest::Approx(2.4076059).epsilon(1e-6));
+            CHECK(none[1].item() == doctest::Approx(1.4076059).epsilon(1e-6));
+            CHECK(none[2].item() == 0.0);
+            const double sum =
+                cross_entropy(logits, labels, {.ignore_index = 255, .reduction = Reduction::sum}).item();
+            CHECK(sum == doctest::Approx(3.8152118).epsilon(1e-6));
+            CHECK(cross_entropy(logits, labels, {.ignore_index = 255}).item() == doctest::Approx(sum / 2));
+        }
+    });
 }
 
 TEST_CASE(
     "cross_entropy: sums over parts divided by all that count give the mean over all, whatever the parts") {
-    // Sequences of 1 .. 8 labels that count, cut into micro-batches.
-    Generator generator(1);
-    const Tensor x = randn({8, 8, 6}, {DType::f64}, &generator);
-    std::vector<std::int64_t> ids;
-    for (std::int64_t sequence = 0; sequence < 8; ++sequence)
-        for (std::int64_t t = 0; t < 8; ++t) ids.push_back(t <= sequence ? (sequence * 3 + t) % 5 : -100);
-    const Tensor labels = tensor(ids, {8, 8});
-    Tensor weight = randn({5, 6}, {DType::f64}, &generator);
-    weight.set_requires_grad();
+    on_each_device([] {
+        // Sequences of 1 .. 8 labels that count, cut into micro-batches.
+        Generator generator(1);
+        const Tensor x = randn({8, 8, 6}, {DType::f64, test_device()}, &generator);
+        std::vector<std::int64_t> ids;
+        for (std::int64_t sequence = 0; sequence < 8; ++sequence)
+            for (std::int64_t t = 0; t < 8; ++t) ids.push_back(t <= sequence ? (sequence * 3 + t) % 5 : -100);
+        const Tensor labels = tensor(ids, {8, 8});
+        Tensor weight = randn({5, 6}, {DType::f64, test_device()}, &generator);
+        weight.set_requires_grad();
 
-    const Tensor whole = cross_entropy(linear(x, weight), labels);
-    whole.backward();
-    const std::vector<double> expected = weight.grad().to_vector();
-    for (const std::int64_t size : {1, 2, 4, 8}) {
-        weight.set_grad({});
-        double loss = 0.0;
-        for (std::int64_t first = 0; first < 8; first += size) {
-            const Tensor part = cross_entropy(linear(x.narrow(0, first, size), weight),
-                                              labels.narrow(0, first, size), {.reduction = Reduction::sum}) /
-                                36.0;
-            part.backward();
-            loss += part.item();
+        const Tensor whole = cross_entropy(linear(x, weight), labels);
+        whole.backward();
+        const std::vector<double> expected = weight.grad().to_vector();
+        for (const std::int64_t size : {1, 2, 4, 8}) {
+            weight.set_grad({});
+            double loss = 0.0;
+            for (std::int64_t first = 0; first < 8; first += size) {
+                const Tensor part =
+                    cross_entropy(linear(x.narrow(0, first, size), weight), labels.narrow(0, first, size),
+                                  {.reduction = Reduction::sum}) /
+                    36.0;
+                part.backward();
+                loss += part.item();
+            }
+            CHECK(loss == doctest::Approx(whole.item()).epsilon(1e-12));
+            const std::vector<double> got = weight.grad().to_vector();
+            for (std::size_t i = 0; i < got.size(); ++i)
+                CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-6));
         }
-        CHECK(loss == doctest::Approx(whole.item()).epsilon(1e-12));
-        const std::vector<double> got = weight.grad().to_vector();
-        for (std::size_t i = 0; i < got.size(); ++i)
-            CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-6));
-    }
+    });
 }
 
 TEST_CASE("cross_entropy: the extremes") {
-    // Impossible labels cost infinity; huge logits do not overflow; NaN stays NaN.
-    CHECK(cross_entropy(tensor({{0, -infinity}}), labels_of({1})).item() == infinity);
-    CHECK(cross_entropy(tensor({{-infinity, -infinity}}), labels_of({1})).item() == infinity);
-    CHECK(cross_entropy(tensor({{1e30, -1e30}}), labels_of({0})).item() == 0.0);
-    CHECK(cross_entropy(tensor({{1e4, 1e4 - 1}}), labels_of({0})).item() ==
-          doctest::Approx(0.3132617).epsilon(1e-6));
-    CHECK(std::isnan(cross_entropy(tensor({{0, nan}}), labels_of({0})).item()));
-    // One NaN row does not touch the others.
-    Tensor logits = tensor({{0, nan}, {1, 2}});
-    logits.set_requires_grad();
-    const Tensor losses = cross_entropy(logits, labels_of({0, 0}), {.reduction = Reduction::none});
-    CHECK(std::isnan(losses[0].item()));
-    CHECK(losses[1].item() == doctest::Approx(1.3132617).epsilon(1e-6));
-    // An ignored row with NaN counts nowhere.
-    Tensor ignored = tensor({{nan, nan}, {1, 2}});
-    ignored.set_requires_grad();
-    const Tensor loss = cross_entropy(ignored, labels_of({-100, 0}));
-    CHECK(loss.item() == doctest::Approx(1.3132617).epsilon(1e-6));
-    loss.backward();
-    CHECK(ignored.grad()[0].to_vector() == std::vector<double>{0, 0});
+    on_each_device([] {
+        // Impossible labels cost infinity; huge logits do not overflow; NaN stays NaN.
+        CHECK(cross_entropy(tensor({{0, -infinity}}), labels_of({1})).item() == infinity);
+        CHECK(cross_entropy(tensor({{-infinity, -infinity}}), labels_of({1})).item() == infinity);
+        CHECK(cross_entropy(tensor({{1e30, -1e30}}), labels_of({0})).item() == 0.0);
+        CHECK(cross_entropy(tensor({{1e4, 1e4 - 1}}), labels_of({0})).item() ==
+              doctest::Approx(0.3132617).epsilon(1e-6));
+        CHECK(std::isnan(cross_entropy(tensor({{0, nan}}), labels_of({0})).item()));
+        // One NaN row does not touch the others.
+        Tensor logits = tensor({{0, nan}, {1, 2}});
+        logits.set_requires_grad();
+        const Tensor losses = cross_entropy(logits, labels_of({0, 0}), {.reduction = Reduction::none});
+        CHECK(std::isnan(losses[0].item()));
+        CHECK(losses[1].item() == doctest::Approx(1.3132617).epsilon(1e-6));
+        // An ignored row with NaN counts nowhere.
+        Tensor ignored = tensor({{nan, nan}, {1, 2}});
+        ignored.set_requires_grad();
+        const Tensor loss = cross_entropy(ignored, labels_of({-100, 0}));
+        CHECK(loss.item() == doctest::Approx(1.3132617).epsilon(1e-6));
+        loss.backward();
+        CHECK(ignored.grad()[0].to_vector() == std::vector<double>{0, 0});
+    });
 }
 
 TEST_CASE("cross_entropy: the logits keep their values when somebody else holds them") {
-    Tensor x = randn({4, 7});
-    x.set_requires_grad();
-    const Tensor logits = x * 2.0;
-    const std::vector<double> before = logits.to_vector();
-    cross_entropy(logits, labels_of({0, 1, 2, 3})).backward();
-    CHECK(logits.to_vector() == before);
+    on_each_device([] {
+        Tensor x = randn({4, 7}, {DType::f32, test_device()});
+        x.set_requires_grad();
+        const Tensor logits = x * 2.0;
+        const std::vector<double> before = logits.to_vector();
+        cross_entropy(logits, labels_of({0, 1, 2, 3})).backward();
+        CHECK(logits.to_vector() == before);
+    });
 }
 
 }  // namespace potluck::test

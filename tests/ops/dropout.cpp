@@ -58,51 +58,60 @@ std::vector<Row> dropout_rows() {
 }
 
 TEST_CASE("dropout: p = 1 gives zeros and zero gradients, also of infinity") {
-    Tensor x = tensor({1, -2, std::numeric_limits<double>::infinity()});
-    x.set_requires_grad();
-    const Tensor y = dropout(x, 1.0);
-    CHECK(y.to_vector() == std::vector<double>{0, 0, 0});
-    backward(y, {.gradient = ones({3})});
-    CHECK(x.grad().to_vector() == std::vector<double>{0, 0, 0});
+    on_each_device([] {
+        Tensor x = tensor({1, -2, std::numeric_limits<double>::infinity()});
+        x.set_requires_grad();
+        const Tensor y = dropout(x, 1.0);
+        CHECK(y.to_vector() == std::vector<double>{0, 0, 0});
+        backward(y, {.gradient = ones({3})});
+        CHECK(x.grad().to_vector() == std::vector<double>{0, 0, 0});
+    });
 }
 
 TEST_CASE("dropout: infinity stays infinity where it is kept, and is 0 where it is dropped") {
-    const double infinity = std::numeric_limits<double>::infinity();
-    Generator generator(2);
-    double kept = 0.0;
-    for (const double value : dropout(full({1000}, infinity), 0.1, true, &generator).to_vector()) {
-        REQUIRE((value == 0.0 || value == infinity));
-        kept += value == infinity ? 1.0 : 0.0;
-    }
-    CHECK(std::fabs(kept - 900.0) < 5.0 * std::sqrt(90.0));
+    on_each_device([] {
+        const double infinity = std::numeric_limits<double>::infinity();
+        Generator generator(2);
+        double kept = 0.0;
+        for (const double value : dropout(full({1000}, infinity), 0.1, true, &generator).to_vector()) {
+            REQUIRE((value == 0.0 || value == infinity));
+            kept += value == infinity ? 1.0 : 0.0;
+        }
+        CHECK(std::fabs(kept - 900.0) < 5.0 * std::sqrt(90.0));
+    });
 }
 
 TEST_CASE("dropout: as many are kept as p says, scaled so that the mean stays") {
-    Generator generator(11);
-    for (const double p : {0.1, 0.5, 0.9}) {
-        double total = 0.0;
-        std::int64_t kept = 0;
-        const float scale = static_cast<float>(1.0 / (1.0 - p));
-        for (const float value : dropout(ones({1000000}), p, true, &generator).to_vector<float>()) {
-            REQUIRE((value == 0.0F || value == scale));
-            total += static_cast<double>(value);
-            kept += value != 0.0F;
+    on_each_device([] {
+        Generator generator(11);
+        for (const double p : {0.1, 0.5, 0.9}) {
+            double total = 0.0;
+            std::int64_t kept = 0;
+            const float scale = static_cast<float>(1.0 / (1.0 - p));
+            for (const float value : dropout(ones({1000000}), p, true, &generator).to_vector<float>()) {
+                REQUIRE((value == 0.0F || value == scale));
+                total += static_cast<double>(value);
+                kept += value != 0.0F;
+            }
+            // Five standard deviations.
+            CHECK(std::fabs(static_cast<double>(kept) - 1e6 * (1.0 - p)) <
+                  5.0 * std::sqrt(1e6 * p * (1.0 - p)));
+            CHECK(std::fabs(total / 1e6 - 1.0) < 5.0 * std::sqrt(p / (1.0 - p) / 1e6));
         }
-        // Five standard deviations.
-        CHECK(std::fabs(static_cast<double>(kept) - 1e6 * (1.0 - p)) < 5.0 * std::sqrt(1e6 * p * (1.0 - p)));
-        CHECK(std::fabs(total / 1e6 - 1.0) < 5.0 * std::sqrt(p / (1.0 - p) / 1e6));
-    }
+    });
 }
 
 TEST_CASE("dropout: backward draws the same mask again, and the generator moves on") {
-    Generator generator(1);
-    Tensor x = ones({50});
-    x.set_requires_grad();
-    const Tensor y = dropout(x, 0.5, true, &generator);
-    const Tensor z = dropout(x, 0.5, true, &generator);
-    CHECK(y.to_vector() != z.to_vector());
-    backward(y, {.gradient = ones({50})});
-    CHECK(x.grad().to_vector() == y.to_vector());
+    on_each_device([] {
+        Generator generator(1);
+        Tensor x = ones({50});
+        x.set_requires_grad();
+        const Tensor y = dropout(x, 0.5, true, &generator);
+        const Tensor z = dropout(x, 0.5, true, &generator);
+        CHECK(y.to_vector() != z.to_vector());
+        backward(y, {.gradient = ones({50})});
+        CHECK(x.grad().to_vector() == y.to_vector());
+    });
 }
 
 }  // namespace potluck::test

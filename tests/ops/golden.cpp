@@ -15,6 +15,7 @@
 #include "autograd/tape.h"
 #include "core/factories.h"
 #include "core/safetensors.h"
+#include "tests/on_device.h"
 
 using namespace potluck;
 
@@ -59,7 +60,8 @@ const std::multimap<std::string, Function>& calls() {
          [](Inputs& x) { return rotary(x["x"], to(x["cosine"], DType::f32), to(x["sine"], DType::f32)); }},
         {"rotary",
          [](Inputs& x) {
-             const auto [cosine, sine] = rotary_tables(x["x"].size(2), x["x"].size(3));
+             const auto [cosine, sine] =
+                 rotary_tables(x["x"].size(2), x["x"].size(3), 10000.0, x["x"].device());
              return rotary(x["x"], cosine, sine);
          }},
         {"topk_largest", [](Inputs& x) { return topk(x["x"], 3, 1).first; }},
@@ -96,32 +98,34 @@ void check_close(const Tensor& actual, const Tensor& expected, double tolerance)
 }  // namespace
 
 TEST_CASE("golden: ops and their gradients agree with PyTorch in f64") {
-    const TensorFile file = load_safetensors("tests/golden/ops.safetensors");
-    for (const auto& [name, call] : calls()) {
-        INFO(name);
-        Inputs inputs;
-        std::map<std::string, Tensor> expected;
-        for (const auto& [full_name, tensor] : file.tensors) {
-            if (!full_name.starts_with(name + ".")) continue;
-            const std::string part = full_name.substr(name.size() + 1);
-            const bool is_result =
-                part == "y" || part == "dy" ||
-                (part.front() == 'd' && file.tensors.contains(name + "." + part.substr(1)));
-            (is_result ? expected : inputs)[part] = tensor;
+    test::on_each_device([] {
+        const TensorFile file = load_safetensors("tests/golden/ops.safetensors");
+        for (const auto& [name, call] : calls()) {
+            INFO(name);
+            Inputs inputs;
+            std::map<std::string, Tensor> expected;
+            for (const auto& [full_name, tensor] : file.tensors) {
+                if (!full_name.starts_with(name + ".")) continue;
+                const std::string part = full_name.substr(name.size() + 1);
+                const bool is_result =
+                    part == "y" || part == "dy" ||
+                    (part.front() == 'd' && file.tensors.contains(name + "." + part.substr(1)));
+                (is_result ? expected : inputs)[part] = to(tensor, test::test_device());
+            }
+            REQUIRE(expected.contains("y"));
+            for (auto& [part, tensor] : inputs) {
+                if (expected.contains("d" + part)) tensor = tensor.clone().set_requires_grad();
+            }
+            const Tensor y = call(inputs);
+            check_close(y, expected["y"], tolerance_of(name));
+            sum(y * expected["dy"]).backward();
+            for (const auto& [part, tensor] : inputs) {
+                if (!expected.contains("d" + part)) continue;
+                INFO("gradient of ", part);
+                check_close(tensor.grad(), expected["d" + part], tolerance_of(name));
+            }
         }
-        REQUIRE(expected.contains("y"));
-        for (auto& [part, tensor] : inputs) {
-            if (expected.contains("d" + part)) tensor = tensor.clone().set_requires_grad();
-        }
-        const Tensor y = call(inputs);
-        check_close(y, expected["y"], tolerance_of(name));
-        sum(y * expected["dy"]).backward();
-        for (const auto& [part, tensor] : inputs) {
-            if (!expected.contains("d" + part)) continue;
-            INFO("gradient of ", part);
-            check_close(tensor.grad(), expected["d" + part], tolerance_of(name));
-        }
-    }
+    });
 }
 
 TEST_CASE("golden: every case of the file is compared") {

@@ -89,16 +89,18 @@ std::vector<Row> join_rows() {
 }
 
 TEST_CASE("join: dtypes are promoted, and each gradient has its input's dtype") {
-    Tensor a = ones({2}, {DType::f16});
-    Tensor b = ones({3}, {DType::f32});
-    a.set_requires_grad();
-    b.set_requires_grad();
-    const Tensor y = cat({a, b, ones({1}, {DType::i32})});
-    CHECK(name_of(y.dtype()) == "f32");
-    y.sum().backward();
-    CHECK(name_of(a.grad().dtype()) == "f16");
-    CHECK(name_of(b.grad().dtype()) == "f32");
-    CHECK(b.grad().to_vector() == std::vector<double>(3, 1.0));
+    on_each_device([] {
+        Tensor a = ones({2}, {DType::f16});
+        Tensor b = ones({3}, {DType::f32});
+        a.set_requires_grad();
+        b.set_requires_grad();
+        const Tensor y = cat({a, b, ones({1}, {DType::i32})});
+        CHECK(name_of(y.dtype()) == "f32");
+        y.sum().backward();
+        CHECK(name_of(a.grad().dtype()) == "f16");
+        CHECK(name_of(b.grad().dtype()) == "f32");
+        CHECK(b.grad().to_vector() == std::vector<double>(3, 1.0));
+    });
 }
 
 }  // namespace potluck::test

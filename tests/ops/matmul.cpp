@@ -141,31 +141,37 @@ std::vector<Row> matmul_rows() {
 }
 
 TEST_CASE("matmul: integers are exact, with all of their 64 bits") {
-    const std::int64_t large = (std::int64_t{1} << 53) + 1;
-    const Tensor x = tensor(std::vector<std::int64_t>{large, 1}, {1, 2});
-    const Tensor y = tensor(std::vector<std::int64_t>{1, -2}, {2, 1});
-    CHECK(matmul(x, y).item<std::int64_t>() == large - 2);
+    on_each_device([] {
+        const std::int64_t large = (std::int64_t{1} << 53) + 1;
+        const Tensor x = tensor(std::vector<std::int64_t>{large, 1}, {1, 2});
+        const Tensor y = tensor(std::vector<std::int64_t>{1, -2}, {2, 1});
+        CHECK(matmul(x, y).item<std::int64_t>() == large - 2);
+    });
 }
 
 TEST_CASE("matmul: half types are summed in f32") {
-    for (const DType dtype : {DType::f16, DType::bf16}) {
-        // A running sum in f16 stops at 2048, one in bf16 at 256.
-        const Tensor y = matmul(ones({1, 8192}, {dtype}), ones({8192, 1}, {dtype}));
-        CHECK(y.item() == 8192.0);
-    }
+    on_each_device([] {
+        for (const DType dtype : {DType::f16, DType::bf16}) {
+            // A running sum in f16 stops at 2048, one in bf16 at 256.
+            const Tensor y = matmul(ones({1, 8192}, {dtype}), ones({8192, 1}, {dtype}));
+            CHECK(y.item() == 8192.0);
+        }
+    });
 }
 
 TEST_CASE("linear: the gradient of the bias is summed in f32 or better") {
-    for (const DType dtype : {DType::bf16, DType::f16}) {
-        Tensor bias = zeros({3}, {dtype});
-        bias.set_requires_grad();
-        const Tensor weight = zeros({3, 2}, {dtype});
-        for (int micro_batch = 0; micro_batch < 4; ++micro_batch) {
-            const Tensor y = linear(zeros({8, 1024, 2}, {dtype}), weight, bias);
-            backward(y, {.gradient = ones(y.shape(), {dtype})});
-            CHECK(bias.grad().to_vector() == std::vector<double>(3, 8192.0 * (micro_batch + 1)));
+    on_each_device([] {
+        for (const DType dtype : {DType::bf16, DType::f16}) {
+            Tensor bias = zeros({3}, {dtype});
+            bias.set_requires_grad();
+            const Tensor weight = zeros({3, 2}, {dtype});
+            for (int micro_batch = 0; micro_batch < 4; ++micro_batch) {
+                const Tensor y = linear(zeros({8, 1024, 2}, {dtype}), weight, bias);
+                backward(y, {.gradient = ones(y.shape(), {dtype})});
+                CHECK(bias.grad().to_vector() == std::vector<double>(3, 8192.0 * (micro_batch + 1)));
+            }
         }
-    }
+    });
 }
 
 }  // namespace potluck::test

@@ -111,107 +111,120 @@ std::vector<Row> norm_rows() {
 }
 
 TEST_CASE("norm: a constant row is the bias, with an epsilon that half types do not hold") {
-    for (const DType dtype : floating_dtypes())
-        for (const double value : {0.0, 3.0, 0.1})
-            for (const std::int64_t width : {10, 768}) {
-                Tensor x = full({1, width}, value, {dtype});
-                x.set_requires_grad();
-                const Tensor y = layer_norm(x, ones({width}, {dtype}), full({width}, 0.5, {dtype}), 1e-12);
-                CHECK(y.to_vector() == std::vector<double>(static_cast<std::size_t>(width), 0.5));
-                backward(y, {.gradient = ones(y.shape(), {dtype})});
-                for (const double slope : x.grad().to_vector()) CHECK(slope == 0.0);
-            }
+    on_each_device([] {
+        for (const DType dtype : floating_dtypes())
+            for (const double value : {0.0, 3.0, 0.1})
+                for (const std::int64_t width : {10, 768}) {
+                    Tensor x = full({1, width}, value, {dtype});
+                    x.set_requires_grad();
+                    const Tensor y =
+                        layer_norm(x, ones({width}, {dtype}), full({width}, 0.5, {dtype}), 1e-12);
+                    CHECK(y.to_vector() == std::vector<double>(static_cast<std::size_t>(width), 0.5));
+                    backward(y, {.gradient = ones(y.shape(), {dtype})});
+                    for (const double slope : x.grad().to_vector()) CHECK(slope == 0.0);
+                }
+    });
 }
 
 TEST_CASE("norm: rows far from 0 keep their shape") {
-    for (const double shift : {2000.0, 20000.0}) {
-        const Tensor x = tensor({shift, shift + 1, shift - 1, shift + 4});
-        const std::vector<double> y = layer_norm(x).to_vector();
-        const std::vector<double> expected{-0.5345217, 0.0, -1.0690434, 1.6035652};
-        for (std::size_t i = 0; i < 4; ++i) CHECK(std::fabs(y[i] - expected[i]) < 1e-3);
-    }
+    on_each_device([] {
+        for (const double shift : {2000.0, 20000.0}) {
+            const Tensor x = tensor({shift, shift + 1, shift - 1, shift + 4});
+            const std::vector<double> y = layer_norm(x).to_vector();
+            const std::vector<double> expected{-0.5345217, 0.0, -1.0690434, 1.6035652};
+            for (std::size_t i = 0; i < 4; ++i) CHECK(std::fabs(y[i] - expected[i]) < 1e-3);
+        }
+    });
 }
 
 TEST_CASE("norm: rms_norm of values whose squares are too large for their dtype") {
-    for (const auto& [dtype, value] : {std::pair{DType::f16, 8192.0},
-                                       {DType::bf16, 8192.0},
-                                       {DType::bf16, 0x1p100},
-                                       {DType::f32, 0x1p100},
-                                       {DType::f64, 0x1p400}})
-        for (const std::int64_t width : {4096, 64, 3}) {
-            std::vector<double> values;
-            for (std::int64_t i = 0; i < width; ++i) values.push_back(i % 2 == 0 ? value : -value);
-            Tensor x = tensor(values, {1, width}, {dtype});
-            x.set_requires_grad();
-            const Tensor y = rms_norm(x, ones({width}, {dtype}), 1e-6);
-            for (std::int64_t i = 0; i < width; ++i)
-                CHECK(y[0][i].item() == doctest::Approx(i % 2 == 0 ? 1.0 : -1.0).epsilon(1e-6));
-            backward(y, {.gradient = ones(y.shape(), {dtype})});
-            for (const double slope : x.grad().to_vector()) CHECK(std::isfinite(slope));
-            const Tensor z = layer_norm(x, {}, {}, 1e-6);
-            if (width % 2 == 0) CHECK(z[0][0].item() == doctest::Approx(1.0).epsilon(1e-6));
-        }
+    on_each_device([] {
+        for (const auto& [dtype, value] : {std::pair{DType::f16, 8192.0},
+                                           {DType::bf16, 8192.0},
+                                           {DType::bf16, 0x1p100},
+                                           {DType::f32, 0x1p100},
+                                           {DType::f64, 0x1p400}})
+            for (const std::int64_t width : {4096, 64, 3}) {
+                std::vector<double> values;
+                for (std::int64_t i = 0; i < width; ++i) values.push_back(i % 2 == 0 ? value : -value);
+                Tensor x = tensor(values, {1, width}, {dtype});
+                x.set_requires_grad();
+                const Tensor y = rms_norm(x, ones({width}, {dtype}), 1e-6);
+                for (std::int64_t i = 0; i < width; ++i)
+                    CHECK(y[0][i].item() == doctest::Approx(i % 2 == 0 ? 1.0 : -1.0).epsilon(1e-6));
+                backward(y, {.gradient = ones(y.shape(), {dtype})});
+                for (const double slope : x.grad().to_vector()) CHECK(std::isfinite(slope));
+                const Tensor z = layer_norm(x, {}, {}, 1e-6);
+                if (width % 2 == 0) CHECK(z[0][0].item() == doctest::Approx(1.0).epsilon(1e-6));
+            }
+    });
 }
 
 TEST_CASE("norm: gradients over an input of rank 3, and of a row worked out by hand") {
-    Tensor x = arange(0, 24, 1, {DType::f32}).reshape({2, 3, 4});
-    Tensor weight = ones({4});
-    Tensor bias = zeros({4});
-    weight.set_requires_grad();
-    bias.set_requires_grad();
-    backward(layer_norm(x, weight, bias), {.gradient = x});
-    CHECK(bias.grad().to_vector() == std::vector<double>{60, 66, 72, 78});
-    const std::vector<double> dweight{-80.4981, -29.5160, 32.1993, 104.6476};
-    for (std::size_t i = 0; i < 4; ++i)
-        CHECK(weight.grad().to_vector()[i] == doctest::Approx(dweight[i]).epsilon(1e-5));
+    on_each_device([] {
+        Tensor x = arange(0, 24, 1, {DType::f32}).reshape({2, 3, 4});
+        Tensor weight = ones({4});
+        Tensor bias = zeros({4});
+        weight.set_requires_grad();
+        bias.set_requires_grad();
+        backward(layer_norm(x, weight, bias), {.gradient = x});
+        CHECK(bias.grad().to_vector() == std::vector<double>{60, 66, 72, 78});
+        const std::vector<double> dweight{-80.4981, -29.5160, 32.1993, 104.6476};
+        for (std::size_t i = 0; i < 4; ++i)
+            CHECK(weight.grad().to_vector()[i] == doctest::Approx(dweight[i]).epsilon(1e-5));
 
-    Tensor row = tensor({1, 2, 4, 7});
-    Tensor scale = tensor({1, 1, 2, 3});
-    row.set_requires_grad();
-    scale.set_requires_grad();
-    backward(layer_norm(row, scale, zeros({4})), {.gradient = tensor({1, 0, -1, 2})});
-    const std::vector<double> drow{0.800130, -0.000001, -1.600263, 0.800134};
-    const std::vector<double> dscale{-1.091088, 0, -0.218218, 3.055048};
-    for (std::size_t i = 0; i < 4; ++i) {
-        CHECK(std::fabs(row.grad().to_vector()[i] - drow[i]) < 5e-6);
-        CHECK(std::fabs(scale.grad().to_vector()[i] - dscale[i]) < 5e-6);
-    }
+        Tensor row = tensor({1, 2, 4, 7});
+        Tensor scale = tensor({1, 1, 2, 3});
+        row.set_requires_grad();
+        scale.set_requires_grad();
+        backward(layer_norm(row, scale, zeros({4})), {.gradient = tensor({1, 0, -1, 2})});
+        const std::vector<double> drow{0.800130, -0.000001, -1.600263, 0.800134};
+        const std::vector<double> dscale{-1.091088, 0, -0.218218, 3.055048};
+        for (std::size_t i = 0; i < 4; ++i) {
+            CHECK(std::fabs(row.grad().to_vector()[i] - drow[i]) < 5e-6);
+            CHECK(std::fabs(scale.grad().to_vector()[i] - dscale[i]) < 5e-6);
+        }
+    });
 }
 
 TEST_CASE("norm: gradients of parameters in half types are summed in f32 or better") {
-    constexpr std::int64_t width = 768;
-    for (const DType dtype : {DType::bf16, DType::f16}) {
-        Generator generator(3);
-        const Tensor x = to(randn({8, 1024, width}, {}, &generator), dtype);
-        Tensor weight = ones({width}, {dtype});
-        Tensor bias = zeros({width}, {dtype});
-        weight.set_requires_grad();
-        bias.set_requires_grad();
-        Tensor wide_weight = ones({width}, {DType::f64});
-        wide_weight.set_requires_grad();
-        const Tensor wide = layer_norm(to(x, DType::f64), wide_weight);
-        backward(wide, {.gradient = ones(wide.shape(), {DType::f64})});
-        const std::vector<double> expected = wide_weight.grad().to_vector();
-        for (int micro_batch = 1; micro_batch <= 4; ++micro_batch) {
-            const Tensor y = layer_norm(x, weight, bias);
-            backward(y, {.gradient = ones(y.shape(), {dtype})});
-            CHECK(bias.grad().to_vector() == std::vector<double>(width, 8192.0 * micro_batch));
-            if (micro_batch > 1) continue;
-            const std::vector<double> got = weight.grad().to_vector();
-            for (std::size_t i = 0; i < width; ++i)
-                REQUIRE(std::fabs(got[i] - expected[i]) <= 0.01 * std::fabs(expected[i]) + 1e-3);
+    on_each_device([] {
+        constexpr std::int64_t width = 768;
+        for (const DType dtype : {DType::bf16, DType::f16}) {
+            Generator generator(3);
+            const Tensor x = to(randn({8, 1024, width}, {DType::f32, test_device()}, &generator), dtype);
+            Tensor weight = ones({width}, {dtype});
+            Tensor bias = zeros({width}, {dtype});
+            weight.set_requires_grad();
+            bias.set_requires_grad();
+            Tensor wide_weight = ones({width}, {DType::f64});
+            wide_weight.set_requires_grad();
+            const Tensor wide = layer_norm(to(x, DType::f64), wide_weight);
+            backward(wide, {.gradient = ones(wide.shape(), {DType::f64})});
+            const std::vector<double> expected = wide_weight.grad().to_vector();
+            for (int micro_batch = 1; micro_batch <= 4; ++micro_batch) {
+                const Tensor y = layer_norm(x, weight, bias);
+                backward(y, {.gradient = ones(y.shape(), {dtype})});
+                CHECK(bias.grad().to_vector() == std::vector<double>(width, 8192.0 * micro_batch));
+                if (micro_batch > 1) continue;
+                const std::vector<double> got = weight.grad().to_vector();
+                for (std::size_t i = 0; i < width; ++i)
+                    REQUIRE(std::fabs(got[i] - expected[i]) <= 0.01 * std::fabs(expected[i]) + 1e-3);
+            }
         }
-    }
+    });
 }
 
 TEST_CASE("norm: NaN and infinity are not hidden") {
-    for (const double value : {std::nan(""), HUGE_VAL}) {
-        const Tensor x = tensor({{1, 2}, {value, 1}});
-        for (const Tensor& y : {layer_norm(x), rms_norm(x)}) {
-            CHECK(std::isfinite(y[0][0].item()));
-            CHECK(std::isnan(y[1][0].item()));
+    on_each_device([] {
+        for (const double value : {std::nan(""), HUGE_VAL}) {
+            const Tensor x = tensor({{1, 2}, {value, 1}});
+            for (const Tensor& y : {layer_norm(x), rms_norm(x)}) {
+                CHECK(std::isfinite(y[0][0].item()));
+                CHECK(std::isnan(y[1][0].item()));
+            }
         }
-    }
+    });
 }
 
 }  // namespace potluck::test

@@ -233,12 +233,14 @@ std::vector<Row> reduce_rows() {
 }
 
 TEST_CASE("reduce: sums and means of millions of f32 values are right") {
-    CHECK(sum(ones({33554432})).item() == 33554432.0);
-    CHECK(std::fabs(mean(full({1000000}, 9991.0)).item() - 9991.0) < 1e-3);
-    CHECK(std::fabs(sum(full({1392640}, 0.1)).item() - 139264.0) < 0.05);
-    CHECK(sum(ones({8192, 4}, {DType::bf16}), {0}).to_vector() == std::vector<double>(4, 8192.0));
-    CHECK(sum(ones({8192, 40}, {DType::bf16}), {0}).to_vector() == std::vector<double>(40, 8192.0));
-    CHECK(sum(ones({3000000, 20}), {0}).to_vector() == std::vector<double>(20, 3000000.0));
+    on_each_device([] {
+        CHECK(sum(ones({33554432})).item() == 33554432.0);
+        CHECK(std::fabs(mean(full({1000000}, 9991.0)).item() - 9991.0) < 1e-3);
+        CHECK(std::fabs(sum(full({1392640}, 0.1)).item() - 139264.0) < 0.05);
+        CHECK(sum(ones({8192, 4}, {DType::bf16}), {0}).to_vector() == std::vector<double>(4, 8192.0));
+        CHECK(sum(ones({8192, 40}, {DType::bf16}), {0}).to_vector() == std::vector<double>(40, 8192.0));
+        CHECK(sum(ones({3000000, 20}), {0}).to_vector() == std::vector<double>(20, 3000000.0));
+    });
 }
 
 TEST_CASE("reduce: the mean of 838,860,800 ones is 1" * doctest::test_suite("long")) {
@@ -247,62 +249,72 @@ TEST_CASE("reduce: the mean of 838,860,800 ones is 1" * doctest::test_suite("lon
 }
 
 TEST_CASE("reduce: integer sums keep all their bits") {
-    CHECK(sum(full({3}, (std::int64_t{1} << 53) + 1, {DType::i64})).item<std::int64_t>() ==
-          3 * ((std::int64_t{1} << 53) + 1));
-    CHECK(sum(full({1000}, 2000000000, {DType::i32})).item<std::int64_t>() == 2000000000000);
-    CHECK(sum(full({1000}, 255, {DType::u8})).item<std::int64_t>() == 255000);
-    CHECK(sum(full({1000}, true, {DType::boolean})).item<std::int64_t>() == 1000);
+    on_each_device([] {
+        CHECK(sum(full({3}, (std::int64_t{1} << 53) + 1, {DType::i64})).item<std::int64_t>() ==
+              3 * ((std::int64_t{1} << 53) + 1));
+        CHECK(sum(full({1000}, 2000000000, {DType::i32})).item<std::int64_t>() == 2000000000000);
+        CHECK(sum(full({1000}, 255, {DType::u8})).item<std::int64_t>() == 255000);
+        CHECK(sum(full({1000}, true, {DType::boolean})).item<std::int64_t>() == 1000);
+    });
 }
 
 TEST_CASE("reduce: logsumexp of a slice of -inf is -inf with gradient 0") {
-    Tensor x = tensor({{1.0, 2.0}, {-infinity, -infinity}});
-    x.set_requires_grad();
-    const Tensor y = logsumexp(x, {-1});
-    CHECK(std::fabs(y[0].item() - 2.3132617) < 1e-6);
-    CHECK(y[1].item() == -infinity);
-    y.sum().backward();
-    CHECK(std::fabs(x.grad()[0][0].item() - 0.2689414) < 1e-6);
-    CHECK(std::fabs(x.grad()[0][1].item() - 0.7310586) < 1e-6);
-    CHECK(x.grad()[1].to_vector() == std::vector<double>{0.0, 0.0});
-    CHECK(logsumexp(zeros({3, 0}), {1}).to_vector() == std::vector<double>(3, -infinity));
-    CHECK(logsumexp(tensor({1.0, infinity})).item() == infinity);
-    CHECK(std::isnan(logsumexp(tensor({1.0, nan})).item()));
-    CHECK(logsumexp(tensor({1000.0, 1000.0})).item() == doctest::Approx(1000.0 + std::log(2.0)));
+    on_each_device([] {
+        Tensor x = tensor({{1.0, 2.0}, {-infinity, -infinity}});
+        x.set_requires_grad();
+        const Tensor y = logsumexp(x, {-1});
+        CHECK(std::fabs(y[0].item() - 2.3132617) < 1e-6);
+        CHECK(y[1].item() == -infinity);
+        y.sum().backward();
+        CHECK(std::fabs(x.grad()[0][0].item() - 0.2689414) < 1e-6);
+        CHECK(std::fabs(x.grad()[0][1].item() - 0.7310586) < 1e-6);
+        CHECK(x.grad()[1].to_vector() == std::vector<double>{0.0, 0.0});
+        CHECK(logsumexp(zeros({3, 0}), {1}).to_vector() == std::vector<double>(3, -infinity));
+        CHECK(logsumexp(tensor({1.0, infinity})).item() == infinity);
+        CHECK(std::isnan(logsumexp(tensor({1.0, nan})).item()));
+        CHECK(logsumexp(tensor({1000.0, 1000.0})).item() == doctest::Approx(1000.0 + std::log(2.0)));
+    });
 }
 
 TEST_CASE("reduce: NaN wins max, min, argmax and argmin, also when it comes late") {
-    for (const std::int64_t length : {2, 17, 3000, 200001}) {
-        INFO(length);
-        const Tensor x = ones({length});
-        x.select(0, length - 1).fill_(nan);
-        CHECK(std::isnan(max(x).item()));
-        CHECK(std::isnan(min(x).item()));
-        CHECK(argmax(x).item<std::int64_t>() == length - 1);
-        CHECK(argmin(x).item<std::int64_t>() == length - 1);
-        x.fill_(nan);
-        CHECK(std::isnan(max(x).item()));
-        CHECK(argmax(x).item<std::int64_t>() == 0);
-    }
-    CHECK(max(full({5}, -infinity)).item() == -infinity);
-    CHECK(argmax(full({5}, -infinity)).item<std::int64_t>() == 0);
+    on_each_device([] {
+        for (const std::int64_t length : {2, 17, 3000, 200001}) {
+            INFO(length);
+            const Tensor x = ones({length});
+            x.select(0, length - 1).fill_(nan);
+            CHECK(std::isnan(max(x).item()));
+            CHECK(std::isnan(min(x).item()));
+            CHECK(argmax(x).item<std::int64_t>() == length - 1);
+            CHECK(argmin(x).item<std::int64_t>() == length - 1);
+            x.fill_(nan);
+            CHECK(std::isnan(max(x).item()));
+            CHECK(argmax(x).item<std::int64_t>() == 0);
+        }
+        CHECK(max(full({5}, -infinity)).item() == -infinity);
+        CHECK(argmax(full({5}, -infinity)).item<std::int64_t>() == 0);
+    });
 }
 
 TEST_CASE("reduce: the gradient of a tied maximum goes to the first place") {
-    Tensor x = tensor({{3.0, 7.0, 7.0}, {5.0, 5.0, 5.0}});
-    x.set_requires_grad();
-    max(x, {1}).sum().backward();
-    CHECK(x.grad().to_vector() == std::vector<double>{0, 1, 0, 1, 0, 0});
-    Tensor half = ones({70000}, {DType::f16});
-    half.set_requires_grad();
-    max(half).backward();
-    CHECK(sum(half.grad()).item() == 1.0);
+    on_each_device([] {
+        Tensor x = tensor({{3.0, 7.0, 7.0}, {5.0, 5.0, 5.0}});
+        x.set_requires_grad();
+        max(x, {1}).sum().backward();
+        CHECK(x.grad().to_vector() == std::vector<double>{0, 1, 0, 1, 0, 0});
+        Tensor half = ones({70000}, {DType::f16});
+        half.set_requires_grad();
+        max(half).backward();
+        CHECK(sum(half.grad()).item() == 1.0);
+    });
 }
 
 TEST_CASE("reduce: the variance of large shifted numbers does not cancel") {
-    CHECK(var(tensor({20000.0, 20001.0, 19999.0, 20004.0}), {}, 0.0).item() == 3.5);
-    CHECK(var(tensor({20000.0, 20001.0, 19999.0, 20004.0})).item() == doctest::Approx(14.0 / 3.0));
-    CHECK(var(full({1000}, 7.0)).item() == 0.0);
-    CHECK(std::isnan(var(ones({1})).item()));
+    on_each_device([] {
+        CHECK(var(tensor({20000.0, 20001.0, 19999.0, 20004.0}), {}, 0.0).item() == 3.5);
+        CHECK(var(tensor({20000.0, 20001.0, 19999.0, 20004.0})).item() == doctest::Approx(14.0 / 3.0));
+        CHECK(var(full({1000}, 7.0)).item() == 0.0);
+        CHECK(std::isnan(var(ones({1})).item()));
+    });
 }
 
 }  // namespace potluck::test

@@ -45,7 +45,7 @@ std::vector<Row> rotary_rows() {
         tables_row.cases.push_back(
             {.call =
                  [positions = positions, head_size = head_size, base = base](const std::vector<Tensor>&) {
-                     return as_list(rotary_tables(positions, head_size, base));
+                     return as_list(rotary_tables(positions, head_size, base, test_device()));
                  },
              .reference =
                  [positions = positions, head_size = head_size, base = base](const std::vector<Array>&) {
@@ -76,7 +76,7 @@ std::vector<Row> rotary_rows() {
                              .reference = reference(turned)});
     }
     row.refusals = {
-        {[] { rotary_tables(std::int64_t{1} << 58, 4); },
+        {[] { rotary_tables(std::int64_t{1} << 58, 4, 10000.0, test_device()); },
          {"[rotary_tables]"}},  // no memory: an Error as well
         {[] {
              rotary(ones({1, 1, 2, 3}), ones({2, 1}), ones({2, 1}));
@@ -95,19 +95,21 @@ std::vector<Row> rotary_rows() {
 }
 
 TEST_CASE("rotary: products of turned vectors depend on the distance of their positions alone") {
-    const auto [cosine, sine] = rotary_tables(40, 16);
-    Generator generator(2);
-    const Tensor q = randn({1, 1, 1, 16}, {}, &generator);
-    const Tensor k = randn({1, 1, 1, 16}, {}, &generator);
-    const auto at = [&](const Tensor& x, std::int64_t position) {
-        return rotary(x, cosine.narrow(0, position, 1), sine.narrow(0, position, 1));
-    };
-    const auto product = [&](std::int64_t i, std::int64_t j) {
-        return matmul(at(q, i), transpose(at(k, j))).item();
-    };
-    CHECK(product(0, 0) == doctest::Approx(matmul(q, transpose(k)).item()).epsilon(1e-5));
-    for (const std::int64_t shift : {1, 7, 30})
-        CHECK(product(5 + shift, 2 + shift) == doctest::Approx(product(5, 2)).epsilon(1e-4));
+    on_each_device([] {
+        const auto [cosine, sine] = rotary_tables(40, 16, 10000.0, test_device());
+        Generator generator(2);
+        const Tensor q = randn({1, 1, 1, 16}, {DType::f32, test_device()}, &generator);
+        const Tensor k = randn({1, 1, 1, 16}, {DType::f32, test_device()}, &generator);
+        const auto at = [&](const Tensor& x, std::int64_t position) {
+            return rotary(x, cosine.narrow(0, position, 1), sine.narrow(0, position, 1));
+        };
+        const auto product = [&](std::int64_t i, std::int64_t j) {
+            return matmul(at(q, i), transpose(at(k, j))).item();
+        };
+        CHECK(product(0, 0) == doctest::Approx(matmul(q, transpose(k)).item()).epsilon(1e-5));
+        for (const std::int64_t shift : {1, 7, 30})
+            CHECK(product(5 + shift, 2 + shift) == doctest::Approx(product(5, 2)).epsilon(1e-4));
+    });
 }
 
 }  // namespace potluck::test

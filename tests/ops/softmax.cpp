@@ -77,66 +77,74 @@ std::vector<Row> softmax_rows() {
 }
 
 TEST_CASE("softmax: of a strided slice, a transposed and a repeated view is that of their copies") {
-    std::vector<double> values;
-    for (int i = 0; i < 16; ++i) values.push_back(0.1 * i);
-    const Tensor x = tensor(values, {4, 4});
-    const Tensor y = softmax(narrow(x, 1, 0, 2));
-    for (std::int64_t row = 0; row < 4; ++row) {
-        CHECK(y[row][0].item() == doctest::Approx(0.4750208).epsilon(1e-6));
-        CHECK(y[row][1].item() == doctest::Approx(0.5249792).epsilon(1e-6));
-    }
-    CHECK(y.sum().item() == doctest::Approx(4.0).epsilon(1e-6));
-    for (const Tensor& view : {transpose(x), x[1].expand({3, 4}), narrow(x, 1, 1, 1).expand({4, 3})}) {
-        CHECK(softmax(view).to_vector() == softmax(view.clone()).to_vector());
-        CHECK(softmax(view, 0).to_vector() == softmax(view.clone(), 0).to_vector());
-    }
+    on_each_device([] {
+        std::vector<double> values;
+        for (int i = 0; i < 16; ++i) values.push_back(0.1 * i);
+        const Tensor x = tensor(values, {4, 4});
+        const Tensor y = softmax(narrow(x, 1, 0, 2));
+        for (std::int64_t row = 0; row < 4; ++row) {
+            CHECK(y[row][0].item() == doctest::Approx(0.4750208).epsilon(1e-6));
+            CHECK(y[row][1].item() == doctest::Approx(0.5249792).epsilon(1e-6));
+        }
+        CHECK(y.sum().item() == doctest::Approx(4.0).epsilon(1e-6));
+        for (const Tensor& view : {transpose(x), x[1].expand({3, 4}), narrow(x, 1, 1, 1).expand({4, 3})}) {
+            CHECK(softmax(view).to_vector() == softmax(view.clone()).to_vector());
+            CHECK(softmax(view, 0).to_vector() == softmax(view.clone(), 0).to_vector());
+        }
+    });
 }
 
 TEST_CASE("softmax: nothing but -inf gives 0, its logarithm -inf, and the gradients are 0") {
-    for (const DType dtype : floating_dtypes()) {
-        Tensor x = tensor(std::vector<double>{1, 2, -infinity, -infinity}, {2, 2}, {dtype});
-        x.set_requires_grad();
-        const Tensor y = softmax(x);
-        CHECK(y[1].to_vector() == std::vector<double>{0, 0});
-        backward(y, {.gradient = tensor({{1, 0}, {1, 0}}, {dtype})});
-        CHECK(x.grad()[1].to_vector() == std::vector<double>{0, 0});
-        x.set_grad({});
-        const Tensor z = log_softmax(x);
-        CHECK(z[1].to_vector() == std::vector<double>{-infinity, -infinity});
-        backward(z, {.gradient = tensor({{1, 0}, {1, 0}}, {dtype})});
-        CHECK(x.grad()[1].to_vector() == std::vector<double>{0, 0});
-        CHECK(x.grad()[0][0].item() == doctest::Approx(0.7310586).epsilon(1e-2));
-    }
+    on_each_device([] {
+        for (const DType dtype : floating_dtypes()) {
+            Tensor x = tensor(std::vector<double>{1, 2, -infinity, -infinity}, {2, 2}, {dtype});
+            x.set_requires_grad();
+            const Tensor y = softmax(x);
+            CHECK(y[1].to_vector() == std::vector<double>{0, 0});
+            backward(y, {.gradient = tensor({{1, 0}, {1, 0}}, {dtype})});
+            CHECK(x.grad()[1].to_vector() == std::vector<double>{0, 0});
+            x.set_grad({});
+            const Tensor z = log_softmax(x);
+            CHECK(z[1].to_vector() == std::vector<double>{-infinity, -infinity});
+            backward(z, {.gradient = tensor({{1, 0}, {1, 0}}, {dtype})});
+            CHECK(x.grad()[1].to_vector() == std::vector<double>{0, 0});
+            CHECK(x.grad()[0][0].item() == doctest::Approx(0.7310586).epsilon(1e-2));
+        }
+    });
 }
 
 TEST_CASE("softmax: logsumexp of a masked row is -inf and its gradient 0") {
-    Tensor x = tensor({{1, 2}, {-infinity, -infinity}});
-    x.set_requires_grad();
-    const Tensor y = logsumexp(x, {-1});
-    CHECK(y[0].item() == doctest::Approx(2.3132617).epsilon(1e-6));
-    CHECK(y[1].item() == -infinity);
-    backward(y, {.gradient = ones({2})});
-    const std::vector<double> dx = x.grad().to_vector();
-    CHECK(dx[0] == doctest::Approx(0.2689414).epsilon(1e-6));
-    CHECK(dx[1] == doctest::Approx(0.7310586).epsilon(1e-6));
-    CHECK(dx[2] == 0.0);
-    CHECK(dx[3] == 0.0);
-    CHECK(logsumexp(zeros({3, 0}), {-1}).to_vector() == std::vector<double>(3, -infinity));
+    on_each_device([] {
+        Tensor x = tensor({{1, 2}, {-infinity, -infinity}});
+        x.set_requires_grad();
+        const Tensor y = logsumexp(x, {-1});
+        CHECK(y[0].item() == doctest::Approx(2.3132617).epsilon(1e-6));
+        CHECK(y[1].item() == -infinity);
+        backward(y, {.gradient = ones({2})});
+        const std::vector<double> dx = x.grad().to_vector();
+        CHECK(dx[0] == doctest::Approx(0.2689414).epsilon(1e-6));
+        CHECK(dx[1] == doctest::Approx(0.7310586).epsilon(1e-6));
+        CHECK(dx[2] == 0.0);
+        CHECK(dx[3] == 0.0);
+        CHECK(logsumexp(zeros({3, 0}), {-1}).to_vector() == std::vector<double>(3, -infinity));
+    });
 }
 
 TEST_CASE("softmax: huge values do not overflow, and NaN stays NaN") {
-    for (const DType dtype : {DType::f64, DType::f32}) {
-        const Tensor y = softmax(tensor({1e30, 1e30, -1e30, 0.0}, {dtype}));
-        CHECK(y.to_vector() == std::vector<double>{0.5, 0.5, 0, 0});
-        for (const std::int64_t length : {2, 40, 5000}) {
-            Tensor x = zeros({2, length}, {dtype});
-            x.select(0, 1).select(0, length - 1).fill_(nan);
-            const Tensor spoilt = softmax(x);
-            CHECK(std::isfinite(spoilt[0].sum().item()));
-            CHECK(std::isnan(spoilt[1][0].item()));
-            CHECK(std::isnan(log_softmax(x)[1][0].item()));
+    on_each_device([] {
+        for (const DType dtype : {DType::f64, DType::f32}) {
+            const Tensor y = softmax(tensor({1e30, 1e30, -1e30, 0.0}, {dtype}));
+            CHECK(y.to_vector() == std::vector<double>{0.5, 0.5, 0, 0});
+            for (const std::int64_t length : {2, 40, 5000}) {
+                Tensor x = zeros({2, length}, {dtype});
+                x.select(0, 1).select(0, length - 1).fill_(nan);
+                const Tensor spoilt = softmax(x);
+                CHECK(std::isfinite(spoilt[0].sum().item()));
+                CHECK(std::isnan(spoilt[1][0].item()));
+                CHECK(std::isnan(log_softmax(x)[1][0].item()));
+            }
         }
-    }
+    });
 }
 
 TEST_CASE("softmax: the exponential of weights is right to 1 ulp, 0 where it would be subnormal") {

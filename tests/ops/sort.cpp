@@ -117,60 +117,70 @@ std::vector<Row> sort_rows() {
 }
 
 TEST_CASE("sort: the gradient of topk goes to the places taken") {
-    Tensor x = tensor({{1.0, 2.0, 6.0, 4.0, 5.0}, {9.0, 5.0, 6.0, 7.0, 8.0}});
-    x.set_requires_grad();
-    const Tensor total = topk(x, 2).first.sum();
-    CHECK(total.item() == 28.0);
-    total.backward();
-    CHECK(x.grad().to_vector() == std::vector<double>{0, 0, 1, 0, 1, 1, 0, 0, 0, 1});
+    on_each_device([] {
+        Tensor x = tensor({{1.0, 2.0, 6.0, 4.0, 5.0}, {9.0, 5.0, 6.0, 7.0, 8.0}});
+        x.set_requires_grad();
+        const Tensor total = topk(x, 2).first.sum();
+        CHECK(total.item() == 28.0);
+        total.backward();
+        CHECK(x.grad().to_vector() == std::vector<double>{0, 0, 1, 0, 1, 1, 0, 0, 0, 1});
+    });
 }
 
 TEST_CASE("sort: among equals the lower index comes first, and NaN is the largest") {
-    const Tensor x = tensor({2.0, std::nan(""), 3.0, 2.0, std::nan(""), 3.0});
-    CHECK(topk(x, 6).second.to_vector() == std::vector<double>{1, 4, 2, 5, 0, 3});
-    CHECK(topk(x, 6, -1, false).second.to_vector() == std::vector<double>{0, 3, 2, 5, 1, 4});
+    on_each_device([] {
+        const Tensor x = tensor({2.0, std::nan(""), 3.0, 2.0, std::nan(""), 3.0});
+        CHECK(topk(x, 6).second.to_vector() == std::vector<double>{1, 4, 2, 5, 0, 3});
+        CHECK(topk(x, 6, -1, false).second.to_vector() == std::vector<double>{0, 3, 2, 5, 1, 4});
+    });
 }
 
 TEST_CASE("sort: multinomial draws as the weights say") {
-    Generator generator(3);
-    const Tensor weights = tensor({0.0, 1.0, 0.0, 3.0, 4.0});
-    std::vector<double> counts(5);
-    for (const double index : multinomial(weights, 80000, true, &generator).to_vector())
-        counts[static_cast<std::size_t>(index)] += 1.0;
-    CHECK(counts[0] == 0.0);
-    CHECK(counts[2] == 0.0);
-    // Five standard deviations: sqrt(n p (1 - p)).
-    CHECK(std::fabs(counts[1] - 10000.0) < 5.0 * 94.0);
-    CHECK(std::fabs(counts[3] - 30000.0) < 5.0 * 137.0);
-    CHECK(std::fabs(counts[4] - 40000.0) < 5.0 * 141.0);
+    on_each_device([] {
+        Generator generator(3);
+        const Tensor weights = tensor({0.0, 1.0, 0.0, 3.0, 4.0});
+        std::vector<double> counts(5);
+        for (const double index : multinomial(weights, 80000, true, &generator).to_vector())
+            counts[static_cast<std::size_t>(index)] += 1.0;
+        CHECK(counts[0] == 0.0);
+        CHECK(counts[2] == 0.0);
+        // Five standard deviations: sqrt(n p (1 - p)).
+        CHECK(std::fabs(counts[1] - 10000.0) < 5.0 * 94.0);
+        CHECK(std::fabs(counts[3] - 30000.0) < 5.0 * 137.0);
+        CHECK(std::fabs(counts[4] - 40000.0) < 5.0 * 141.0);
+    });
 }
 
 TEST_CASE("sort: multinomial without replacement draws each index at most once, heavy ones earlier") {
-    Generator generator(4);
-    const Tensor weights = tensor({1.0, 0.0, 1.0, 8.0}).expand({20000, 4});
-    const Tensor drawn = multinomial(weights, 3, false, &generator);
-    const std::vector<double> values = drawn.to_vector();
-    double heavy_first = 0.0;
-    for (std::size_t row = 0; row < 20000; ++row) {
-        const std::set<double> seen(values.begin() + static_cast<std::ptrdiff_t>(3 * row),
-                                    values.begin() + static_cast<std::ptrdiff_t>(3 * row + 3));
-        REQUIRE(seen == std::set<double>{0.0, 2.0, 3.0});
-        heavy_first += values[3 * row] == 3.0 ? 1.0 : 0.0;
-    }
-    CHECK(std::fabs(heavy_first - 16000.0) < 5.0 * 57.0);
+    on_each_device([] {
+        Generator generator(4);
+        const Tensor weights = tensor({1.0, 0.0, 1.0, 8.0}).expand({20000, 4});
+        const Tensor drawn = multinomial(weights, 3, false, &generator);
+        const std::vector<double> values = drawn.to_vector();
+        double heavy_first = 0.0;
+        for (std::size_t row = 0; row < 20000; ++row) {
+            const std::set<double> seen(values.begin() + static_cast<std::ptrdiff_t>(3 * row),
+                                        values.begin() + static_cast<std::ptrdiff_t>(3 * row + 3));
+            REQUIRE(seen == std::set<double>{0.0, 2.0, 3.0});
+            heavy_first += values[3 * row] == 3.0 ? 1.0 : 0.0;
+        }
+        CHECK(std::fabs(heavy_first - 16000.0) < 5.0 * 57.0);
+    });
 }
 
 TEST_CASE("sort: huge and tiny weights do not overflow or vanish") {
-    Generator generator(6);
-    const double huge = std::numeric_limits<double>::max();
-    const Tensor weights = tensor(std::vector<double>{huge, huge, huge}, {3}, {DType::f64});
-    std::set<double> seen;
-    for (const double index : multinomial(weights, 100, true, &generator).to_vector()) seen.insert(index);
-    CHECK(seen.size() == 3);
-    const Tensor tiny = tensor(std::vector<double>{5e-324, 5e-324}, {2}, {DType::f64});
-    seen.clear();
-    for (const double index : multinomial(tiny, 100, true, &generator).to_vector()) seen.insert(index);
-    CHECK(seen.size() == 2);
+    on_each_device([] {
+        Generator generator(6);
+        const double huge = std::numeric_limits<double>::max();
+        const Tensor weights = tensor(std::vector<double>{huge, huge, huge}, {3}, {DType::f64});
+        std::set<double> seen;
+        for (const double index : multinomial(weights, 100, true, &generator).to_vector()) seen.insert(index);
+        CHECK(seen.size() == 3);
+        const Tensor tiny = tensor(std::vector<double>{5e-324, 5e-324}, {2}, {DType::f64});
+        seen.clear();
+        for (const double index : multinomial(tiny, 100, true, &generator).to_vector()) seen.insert(index);
+        CHECK(seen.size() == 2);
+    });
 }
 
 }  // namespace potluck::test

@@ -97,8 +97,6 @@ std::string difference(const Tensor& got, const Array& expected, Tolerance toler
     return text.str();
 }
 
-std::vector<Device> devices() { return {Device::cpu()}; }
-
 std::vector<Shape> usual_shapes() {
     return {{}, {1}, {0}, {3}, {17}, {2, 0, 3}, {3, 17}, {129, 2}, {2, 3, 5}, {1, 4, 1}, {3, 11003}};
 }

@@ -10,9 +10,9 @@
 //   threads     the same bits with one thread and with two, forward and backward
 //   refusals    bad input throws an Error that names the values
 //
-// on every device of devices(). The modes are in modes.cpp; the rows stand by family in
-// tests/ops/<family>.cpp, each file giving one function that all_rows() calls. An op without a row fails the
-// suite.
+// on every device of devices(). The factories in rows and tests make their tensors on the device under test: see
+// tests/on_device.h. The modes are in modes.cpp; the rows stand by family in tests/ops/<family>.cpp, each file giving
+// one function that all_rows() calls. An op without a row fails the suite.
 //
 // POTLUCK_OP=name runs the modes for one op only.
 
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "tests/on_device.h"
 
 namespace potluck::test {
 
@@ -106,9 +107,6 @@ Tolerance gradient_tolerance_of(DType dtype);
 bool is_close(double got, double expected, Tolerance tolerance);
 /// An empty text when all values and the shape agree, else a line that says where they do not.
 std::string difference(const Tensor& got, const Array& expected, Tolerance tolerance);
-
-/// Where the rows are tested.
-std::vector<Device> devices();
 
 // ---- making cases ----
 

@@ -328,12 +328,15 @@ std::vector<Row> view_rows() {
 }
 
 TEST_CASE("view: views share the memory of x") {
-    const Tensor x = zeros({4, 6});
-    for (const Tensor& y : {view(x, {24}), reshape(x, {2, 12}), flatten(x), transpose(x), permute(x, {1, 0}),
-                            expand(unsqueeze(x, 0), {3, 4, 6}), unsqueeze(x, 1), squeeze(unsqueeze(x, 1), 1),
-                            narrow(x, 0, 1, 2), select(x, 0, 3), slice(x, 1, 0, 6, 2), split(x, 2)[1]})
-        CHECK(y.storage() == x.storage());
-    CHECK(reshape(transpose(x), {24}).storage() != x.storage());
+    on_each_device([] {
+        const Tensor x = zeros({4, 6});
+        for (const Tensor& y :
+             {view(x, {24}), reshape(x, {2, 12}), flatten(x), transpose(x), permute(x, {1, 0}),
+              expand(unsqueeze(x, 0), {3, 4, 6}), unsqueeze(x, 1), squeeze(unsqueeze(x, 1), 1),
+              narrow(x, 0, 1, 2), select(x, 0, 3), slice(x, 1, 0, 6, 2), split(x, 2)[1]})
+            CHECK(y.storage() == x.storage());
+        CHECK(reshape(transpose(x), {24}).storage() != x.storage());
+    });
 }
 
 }  // namespace potluck::test

@@ -1,0 +1,35 @@
+#include "tests/on_device.h"
+
+#include <doctest/doctest.h>
+
+#include "core/device_registry.h"
+
+namespace potluck::test {
+namespace {
+
+thread_local Device under_test = Device::cpu();
+
+}  // namespace
+
+std::vector<Device> devices() {
+    std::vector<Device> found;
+    for (const Device device : registered_devices())
+        if (device.index == 0) found.push_back(device);
+    return found;
+}
+
+Device test_device() { return under_test; }
+
+OnDevice::OnDevice(Device device) : before_(under_test) { under_test = device; }
+OnDevice::~OnDevice() { under_test = before_; }
+
+void on_each_device(const std::function<void()>& body) {
+    for (const Device device : devices()) {
+        const std::string name = name_of(device);
+        INFO("on " << name);
+        const OnDevice here(device);
+        body();
+    }
+}
+
+}  // namespace potluck::test
