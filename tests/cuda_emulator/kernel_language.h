@@ -18,6 +18,11 @@
 #undef __shared__
 #define __shared__ static thread_local
 
+// A promise to nvcc about the size of blocks, which CUDA's headers leave to it.
+#if !defined(__launch_bounds__)
+#define __launch_bounds__(...)
+#endif
+
 // The built-in variables. The emulator sets them whenever it goes to another thread; within the life of a thread they
 // never change, so `const` is what a kernel sees.
 extern constinit const thread_local uint3 threadIdx;
