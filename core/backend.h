@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/capture.h"
 #include "core/random.h"
 #include "core/tensor.h"
 
@@ -117,6 +118,8 @@ public:
     virtual bool pools_memory() const { return false; }
     virtual std::int64_t pooled_bytes() const { return 0; }  // kept by that pool and in no use
     virtual void release_pool() {}                           // gives them back to the system
+    /// Records what `work` starts (see core/capture.h). Unless overridden, each replay runs it again.
+    virtual std::unique_ptr<CapturedWork> capture(std::function<void()> work);
     /// What the device is, on one line: name, memory, versions.
     virtual std::string describe() const = 0;
     /// Waits until everything that was started has ended; throws the Error of what failed.
@@ -148,6 +151,8 @@ public:
     // ---- matmul ----
     /// a (batch..., m, k), b (batch..., k, n), y (batch..., m, n) contiguous; y += when accumulate. Any dtype but bool.
     virtual void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) = 0;
+    /// y (rows, out) contiguous = x (rows, in) weight (out, in)^T + bias (out); the sum is rounded once.
+    virtual void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) = 0;
 
     // ---- softmax along the last axis; logarithm: log_softmax ----
     virtual void softmax(const Tensor& x, bool logarithm, Tensor& y) = 0;
@@ -193,11 +198,14 @@ public:
     //      weight (filters, channels / groups, kernel height, kernel width), bias (filters) ----
     virtual void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
                              const ConvolutionOptions& options, Tensor& y) = 0;
+    /// x is read for dweight alone, weight for dx alone: what is not wanted may be given as a tensor that has its shape
+    /// but no values.
     virtual void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
                                       const ConvolutionOptions& options, Tensor& dx_or_none,
                                       Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
 
-    // ---- pooling: x (batch, channels, height, width); the size of y says how many windows there are ----
+    // ---- pooling: x (batch, channels, height, width); the size of y says how many windows there are; each of them holds
+    //      at least one element of x ----
     /// places (shape of y) i64: where in its plane (row * width + column) the largest value was; the first of equals, a
     /// NaN before any number.
     virtual void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) = 0;

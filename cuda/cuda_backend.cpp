@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "cuda/recording.h"
 #include "cuda/resources.h"
 
 namespace potluck {
@@ -34,7 +35,7 @@ CudaBackend::Resources& CudaBackend::resources() {
 
 cudaStream_t CudaBackend::stream() {
     check(cudaSetDevice(index_), "cudaSetDevice");
-    return resources().stream.get();
+    return is_capturing() ? resources().capture_stream.get() : resources().stream.get();
 }
 
 cublasLtHandle_t CudaBackend::cublas() {
@@ -62,9 +63,10 @@ unsigned long long* CudaBackend::fault_position() { return resources().fault_pos
 
 std::optional<std::int64_t> CudaBackend::take_fault() {
     const cudaStream_t queue = stream();
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(queue, &capture), "cudaStreamIsCapturing");
-    if (capture != cudaStreamCaptureStatusNone) return std::nullopt;
+    if (is_capturing()) {
+        recording_->reports_faults = true;
+        return std::nullopt;
+    }
     unsigned long long position = 0;
     check(cudaMemcpyAsync(&position, fault_position(), sizeof(position), cudaMemcpyDeviceToHost, queue),
           "cudaMemcpyAsync");
@@ -75,6 +77,8 @@ std::optional<std::int64_t> CudaBackend::take_fault() {
 }
 
 void CudaBackend::synchronize() {
+    if (is_capturing())
+        throw Error(OpScope::current(), "nothing can be waited for while work is being recorded.");
     check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
     check(cudaGetLastError(), "an earlier kernel");
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "core/backend.h"
 #include "cuda/runtime.h"
@@ -28,6 +29,7 @@ public:
     bool pools_memory() const override { return true; }
     std::int64_t pooled_bytes() const override;
     void release_pool() override;
+    std::unique_ptr<CapturedWork> capture(std::function<void()> work) override;
     std::string describe() const override;
     void synchronize() override;
     void copy(const Tensor& from, Tensor& to) override;
@@ -101,9 +103,13 @@ public:
 
     // ---- for the kernel families ----
 
-    /// Where work goes: the device's own stream, or the one of the innermost cuda::StreamScope of this thread. Also makes
-    /// the device the current one of this thread, so every method begins with it.
+    /// Where work goes. Also makes the device the current one of this thread, so every method begins with it.
     cudaStream_t stream();
+    /// Whether work is being recorded for a replay instead of done: no value can be read on the host then.
+    bool is_capturing() const { return recording_ != nullptr; }
+    /// Added to the offset of every RandomKey that a kernel is given: 0 but in a replay, which takes fresh numbers.
+    /// Device memory; nullptr outside a capture.
+    const std::uint64_t* random_advance();
     int index() const { return index_; }
     int multiprocessors() const { return multiprocessors_; }
     /// The library handle, bound to nothing (cuBLASLt takes the stream with each call).
@@ -114,18 +120,30 @@ public:
     /// Where kernels report a bad element (an id outside the vocabulary, a divisor of 0): they put the smallest position
     /// there by atomicMin, and touch nothing else. Device memory; all bits are set when there is none.
     unsigned long long* fault_position();
-    /// Waits for the stream; the smallest position reported since the last call. While the stream is being captured into
-    /// a graph it cannot wait: then the graph asks after its replay (see cuda/graph.h).
+    /// Waits for the stream; the smallest position reported since the last call. While work is being captured nothing can
+    /// be waited for: then the replay asks.
     std::optional<std::int64_t> take_fault();
 
-private:
     struct Resources;
+    class Recording;
+
+private:
+    class Graph;
+
     Resources& resources();
+    /// Memory of the work that is being recorded.
+    void* allocate_recorded(std::int64_t bytes);
+    /// Takes the block when it belongs to recorded work, or when what is being recorded may use it.
+    bool release_recorded(void* data) noexcept;
 
     int index_;
     int multiprocessors_ = 0;
     std::once_flag opened_;
     std::unique_ptr<Resources> resources_;
+    std::shared_ptr<Recording> recording_;  // while work is being captured
+    std::mutex recorded_mutex_;
+    // Blocks that tensors hold and that recorded work owns: it lives as long as one of them.
+    std::unordered_map<void*, std::shared_ptr<Recording>> recorded_blocks_;
 };
 
 }  // namespace potluck

@@ -3,15 +3,26 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
+#include "cuda/recording.h"
 #include "cuda/resources.h"
 
 namespace potluck {
 
 using cuda::check;
 
+namespace {
+
+constexpr const char* unreadable =
+    "no value can be read on the host while work is being recorded. Read it after the replay.";
+
+}  // namespace
+
 void* CudaBackend::allocate(std::int64_t bytes) {
+    const cudaStream_t queue = stream();
+    if (is_capturing()) return allocate_recorded(bytes);
     void* data = nullptr;
-    const cudaError_t status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), stream());
+    const cudaError_t status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), queue);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // it is told by nullptr
         return nullptr;
@@ -21,6 +32,7 @@ void* CudaBackend::allocate(std::int64_t bytes) {
 }
 
 void CudaBackend::release(void* data, std::int64_t) noexcept {
+    if (release_recorded(data)) return;
     // Tensors in static variables may die after the driver: then there is nothing to give back, and the status says so.
     if (cudaSetDevice(index_) == cudaSuccess) cudaFreeAsync(data, resources_->stream.get());
 }
@@ -37,6 +49,7 @@ std::int64_t CudaBackend::pooled_bytes() const {
 }
 
 void CudaBackend::release_pool() {
+    if (is_capturing()) return;
     check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
     check(cudaMemPoolTrimTo(resources().pool, 0), "cudaMemPoolTrimTo");
 }
@@ -46,6 +59,14 @@ void CudaBackend::release_pool() {
 
 void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes) {
     const cudaStream_t queue = stream();
+    if (is_capturing()) {  // each replay copies the same bytes again
+        const auto length = static_cast<std::size_t>(bytes);
+        if (length > 0)
+            check(cudaMemcpyAsync(to, recording_->host_copy(from, length), length, cudaMemcpyHostToDevice,
+                                  queue),
+                  "cudaMemcpyAsync");
+        return;
+    }
     Resources& own = resources();
     const std::lock_guard lock(own.staging_mutex);
     for (std::int64_t done = 0; done < bytes;) {
@@ -63,6 +84,7 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes)
 
 void CudaBackend::copy_to_host(void* to, const void* from, std::int64_t bytes) {
     const cudaStream_t queue = stream();
+    if (is_capturing()) throw Error(OpScope::current(), unreadable);
     Resources& own = resources();
     const std::lock_guard lock(own.staging_mutex);
     // What has been started into a buffer, and not yet taken out of it.

@@ -26,6 +26,7 @@ struct CudaBackend::Resources {
     explicit Resources(int index);
 
     cuda::Stream stream;
+    cuda::Stream capture_stream;  // what is put into it is recorded, never run
     cudaMemPool_t pool = nullptr;
     std::array<Staging, 2> staging;
     std::size_t next_staging = 0;

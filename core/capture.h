@@ -1,0 +1,35 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "core/device.h"
+
+namespace potluck {
+
+/// Work of one device that was recorded and can be started again as one piece: see capture().
+class CapturedWork {
+public:
+    virtual ~CapturedWork() = default;
+
+    /// Does the work again, on the tensors that it was recorded with: inputs are read from where they were then, results
+    /// are written to where they were. Throws the Error of what fails.
+    virtual void replay() = 0;
+};
+
+/// Records what `work` starts on `device`, without doing it; nothing has happened before the first replay(). A GPU then
+/// gets hundreds of kernels in one call, as a CUDA graph, and does not wait for the host between them; the CPU simply
+/// runs `work` at each replay.
+///
+///     Tensor input = ..., loss;                       // the memory that each replay reads
+///     step();                                         // once without recording: libraries choose their plans
+///     auto graph = capture(device, [&] { optimizer.zero_grad(); loss = ...; loss.backward(); });
+///     for (...) { input.copy_(next batch); graph->replay(); optimizer.step(); }
+///
+/// Shapes and addresses are recorded as they are, and so is what came from the host. What differs from replay to replay
+/// is what stands in the tensors, and the random numbers: each replay takes fresh ones of default_generator(device), the
+/// same that running `work` would take. Inside `work` no value can be read on the host (item(), printing, the norm of
+/// clip_grad_norm, an optimizer's step): such a call throws Error, and nothing was recorded.
+std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work);
+
+}  // namespace potluck

@@ -1,0 +1,160 @@
+// Recorded work as CUDA graphs.
+
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "cuda/recording.h"
+#include "cuda/resources.h"
+
+namespace potluck {
+
+using cuda::check;
+
+CudaBackend::Recording::Recording(cudaStream_t pool_stream) : pool_stream_(pool_stream) {
+    random_advance_ = static_cast<std::uint64_t*>(allocate(sizeof(std::uint64_t)));
+    if (random_advance_ == nullptr) throw Error("capture", "the device has no memory left.");
+    check(cudaMemsetAsync(random_advance_, 0, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
+}
+
+CudaBackend::Recording::~Recording() {
+    for (const auto& [data, bytes] : blocks_) cudaFreeAsync(data, pool_stream_);
+}
+
+void* CudaBackend::Recording::allocate(std::int64_t bytes) {
+    if (std::vector<void*>& blocks = reusable_[bytes]; !blocks.empty()) {
+        void* data = blocks.back();
+        blocks.pop_back();
+        return data;
+    }
+    void* data = nullptr;
+    const cudaError_t status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), pool_stream_);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return nullptr;
+    }
+    check(status, "cudaMallocAsync");
+    blocks_[data] = bytes;
+    return data;
+}
+
+void CudaBackend::Recording::reuse(void* data) { reusable_[blocks_.at(data)].push_back(data); }
+
+void* CudaBackend::Recording::host_copy(const void* from, std::size_t bytes) {
+    void* copy = host_copies_.emplace_back(bytes).data();
+    std::memcpy(copy, from, bytes);
+    return copy;
+}
+
+class CudaBackend::Graph final : public CapturedWork {
+public:
+    Graph(CudaBackend& backend, std::shared_ptr<Recording> recording, cudaGraph_t graph, RandomKey start,
+          RandomKey end)
+        : backend_(backend),
+          recording_(std::move(recording)),
+          start_(start),
+          numbers_(end.offset - start.offset) {
+        check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    }
+    ~Graph() override { cudaGraphExecDestroy(graph_); }
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+
+    void replay() override {
+        const OpScope scope("replay");
+        const cudaStream_t stream = backend_.stream();
+        if (backend_.is_capturing()) throw Error("replay", "other work is being recorded. Replay after it.");
+        Generator& generator = default_generator(Device::cuda(backend_.index()));
+        const RandomKey now = generator.state();
+        if (numbers_ > 0) {
+            if (now.seed != start_.seed)
+                throw Error("replay",
+                            fmt::format("the work was recorded with the random seed {}, and the generator "
+                                        "now has {}. Record it again.",
+                                        start_.seed, now.seed));
+            const std::uint64_t advance = now.offset - start_.offset;
+            backend_.copy_from_host(recording_->random_advance(), &advance, sizeof(advance));
+        }
+        check(cudaGraphLaunch(graph_, stream), "cudaGraphLaunch");
+        generator.set_state({now.seed, now.offset + numbers_});
+        if (!recording_->reports_faults) return;
+        if (const auto position = backend_.take_fault())
+            throw Error(
+                "replay",
+                fmt::format("an op of the recorded work met a bad element (an id or label out of range, a "
+                            "divisor of 0) at position {}. Run the work without recording it: the error "
+                            "then names op and value.",
+                            *position));
+    }
+
+private:
+    CudaBackend& backend_;
+    std::shared_ptr<Recording> recording_;
+    cudaGraphExec_t graph_ = nullptr;
+    RandomKey start_;        // of the generator when recording began
+    std::uint64_t numbers_;  // that the work takes, in blocks
+};
+
+std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
+    if (is_capturing()) throw Error("capture", "work is being recorded already. Captures do not nest.");
+    stream();
+    Resources& own = resources();
+    Generator& generator = default_generator(Device::cuda(index_));
+    const RandomKey start = generator.state();
+    auto recording = std::make_shared<Recording>(own.stream.get());
+
+    const cudaStream_t queue = own.capture_stream.get();
+    check(cudaStreamBeginCapture(queue, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+    recording_ = recording;
+    cudaGraph_t graph = nullptr;
+    const auto end = [&] {
+        recording_->ended = true;
+        recording_.reset();
+        return cudaStreamEndCapture(queue, &graph);
+    };
+    try {
+        work();
+    } catch (...) {
+        end();
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        cudaGetLastError();
+        generator.set_state(start);
+        throw;
+    }
+    const RandomKey taken = generator.state();
+    generator.set_state(start);  // nothing has been drawn yet
+    check(end(), "cudaStreamEndCapture");
+    auto result = std::make_unique<Graph>(*this, recording, graph, start, taken);
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    return result;
+}
+
+const std::uint64_t* CudaBackend::random_advance() {
+    return is_capturing() ? recording_->random_advance() : nullptr;
+}
+
+void* CudaBackend::allocate_recorded(std::int64_t bytes) {
+    void* data = recording_->allocate(bytes);
+    if (data != nullptr) {
+        const std::lock_guard lock(recorded_mutex_);
+        recorded_blocks_[data] = recording_;
+    }
+    return data;
+}
+
+bool CudaBackend::release_recorded(void* data) noexcept try {
+    const std::lock_guard lock(recorded_mutex_);
+    if (const auto found = recorded_blocks_.find(data); found != recorded_blocks_.end()) {
+        if (!found->second->ended) found->second->reuse(data);
+        recorded_blocks_.erase(found);
+        return true;
+    }
+    if (!is_capturing()) return false;
+    recording_->keep(data);
+    return true;
+} catch (...) {  // no memory for the lists: the block is lost, which is better than used twice
+    return true;
+}
+
+}  // namespace potluck

@@ -1,0 +1,45 @@
+#pragma once
+
+// Internal: what belongs to work that is being recorded, or has been. Part of CudaBackend.
+
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "cuda/cuda_backend.h"
+
+namespace potluck {
+
+/// The memory of recorded work. A replay uses the addresses of the recording, so nothing of it may go back to the pool
+/// while a replay can come, or while a tensor holds a result. Within the recording, freed blocks are used again.
+class CudaBackend::Recording {
+public:
+    /// `pool_stream`: where blocks are taken and given back; not the stream that records.
+    explicit Recording(cudaStream_t pool_stream);
+    ~Recording();
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+
+    /// nullptr when the device has no memory left.
+    void* allocate(std::int64_t bytes);
+    /// The block may be used again by what is recorded later.
+    void reuse(void* data);
+    /// Keeps a block that was taken before the recording: what was recorded may read it.
+    void keep(void* data) { blocks_.insert({data, 0}); }
+    /// Page-locked memory for what the recorded work copies from the host.
+    void* host_copy(const void* from, std::size_t bytes);
+
+    std::uint64_t* random_advance() const { return random_advance_; }
+
+    bool reports_faults = false;  // a recorded kernel may report a bad element
+    bool ended = false;
+
+private:
+    cudaStream_t pool_stream_;
+    std::uint64_t* random_advance_ = nullptr;
+    std::unordered_map<void*, std::int64_t> blocks_;                 // all, with their sizes
+    std::unordered_map<std::int64_t, std::vector<void*>> reusable_;  // by size
+    std::vector<cuda::PinnedMemory> host_copies_;
+};
+
+}  // namespace potluck
