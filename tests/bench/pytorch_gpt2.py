@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The yardstick: one training step of GPT-2 (124M) in plain PyTorch on the CPU.
+"""The yardstick: one training step of GPT-2 (124M) in plain PyTorch, on the CPU or on a GPU.
 
     sudo apt install python3-torch libopenblas0    # libopenblas0, or PyTorch runs on the slow reference BLAS
     /usr/bin/python3 tests/bench/pytorch_gpt2.py --threads 2 --steps 5
 
-A step is forward, cross-entropy, backward and AdamW in fp32, on batch 4 x 64 tokens. The model computes what the
+A step is forward, cross-entropy, backward and AdamW in fp32, on batch 4 x 64 tokens. On a GPU (--device cuda), with
+--dtype bf16, it runs under autocast with fused attention and the fused optimizer: PyTorch at its best without compiling. The model computes what the
 Hugging Face GPT-2 computes without dropout: pre-norm blocks, gelu (tanh), learned positions, weights stored (in, out),
 output head tied to the token embedding. The last line of output is JSON; tests/bench/compare_gpt2.py runs this
 program and bench_gpt2 in turn and prints the ratio.
@@ -52,6 +53,9 @@ class Block(nn.Module):
         batch, length, width = x.shape
         q, k, v = (part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
                    for part in self.attention(x).split(width, dim=2))
+        if x.is_cuda:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.attention_out(y.transpose(1, 2).reshape(batch, length, width))
         scores = q @ k.transpose(-1, -2) / math.sqrt(width // self.heads)  # (batch, heads, length, length)
         scores = scores.masked_fill(~self.causal[:length, :length], torch.finfo(scores.dtype).min)
         y = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(batch, length, width)
@@ -73,7 +77,7 @@ class Gpt2(nn.Module):
         self.ln_f = nn.LayerNorm(width, eps=1e-5)
 
     def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
         for block in self.blocks:
             x = block(x)
         return F.linear(self.ln_f(x), self.tokens.weight)  # tied head
@@ -97,25 +101,32 @@ def main():
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--vocabulary", type=int, default=50257)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
     parser.add_argument("--foreach", action="store_true", help="AdamW over lists of tensors (default: one by one)")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
-    model = Gpt2(options.layers, options.heads, options.width, options.vocabulary, 1024)
+    model = Gpt2(options.layers, options.heads, options.width, options.vocabulary, max(1024, options.time)).to(options.device)
+    on_gpu = options.device.startswith("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
-                                  foreach=options.foreach)
+                                  **({"fused": True} if on_gpu else {"foreach": options.foreach}))
+    half = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}[options.dtype]
     text = torch.randint(options.vocabulary, (options.batch, options.time + 1))
-    ids, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    ids, labels = (part.contiguous().to(options.device) for part in (text[:, :-1], text[:, 1:]))
 
     seconds, losses = [], []
     for step in range(options.warmup + options.steps):
         start = time.perf_counter()
-        loss = F.cross_entropy(model(ids).view(-1, options.vocabulary), labels.view(-1))
+        with torch.autocast(options.device.split(":")[0], dtype=half, enabled=half is not None):
+            loss = F.cross_entropy(model(ids).view(-1, options.vocabulary), labels.view(-1))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
+        if on_gpu:
+            torch.cuda.synchronize()
         took = time.perf_counter() - start
         if step >= options.warmup:
             seconds.append(took)
@@ -127,6 +138,8 @@ def main():
         "blas": blas_in_use(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "threads": options.threads,
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "dtype": options.dtype,
         "batch": options.batch,
         "time": options.time,
         "foreach": options.foreach,
