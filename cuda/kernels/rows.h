@@ -7,6 +7,7 @@
 // row in steps of blockDim.x, and join what they found by join_row() or row_sum(), which know whether one warp or
 // several take part.
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -100,7 +101,8 @@ template <class T, class Visit>
 __device__ void visit_row(const T* row, std::int64_t width, Visit visit) {
     using Wide = Pack<T>;
     using Single = Pack<T, 1>;
-    const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % sizeof(Wide) / sizeof(T));
+    const auto past =
+        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % sizeof(Wide) / sizeof(T));
     const std::int64_t misaligned = past == 0 ? 0 : Wide::size - past;
     const std::int64_t head = misaligned < width ? misaligned : width;
     const std::int64_t tail = head + (width - head) / Wide::size * Wide::size;
@@ -188,7 +190,7 @@ struct ExponentialSum {
         }
         rescale(highest);
         T terms = 0;
-        for (int i = 0; i < Size; ++i) terms += exp(values[i] - shift());
+        for (int i = 0; i < Size; ++i) terms += std::exp(values[i] - shift());
         sum += static_cast<double>(terms);
     }
 
@@ -202,7 +204,7 @@ struct ExponentialSum {
 private:
     __device__ void rescale(T highest) {
         if (highest == largest) return;
-        sum *= static_cast<double>(exp(largest - highest));
+        sum *= static_cast<double>(std::exp(largest - highest));
         largest = highest;
     }
 };

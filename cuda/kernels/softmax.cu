@@ -2,6 +2,7 @@
 // the elements of its packs into (largest, sum of exponentials), the threads join these by shuffles (and shared memory
 // when there are several warps), and a second walk, which finds the row in the caches, writes the result.
 
+#include <cmath>
 #include <limits>
 
 #include "cuda/kernels/rows.h"
@@ -25,16 +26,16 @@ __global__ void __launch_bounds__(most_row_threads)
         const Computed shift = total.shift();
         // Nothing but -inf gives 0, not 0 / 0.
         const Computed factor = sum == 0 ? Computed{0} : 1 / sum;
-        const Computed logarithm_of_sum = log(sum);
+        const Computed logarithm_of_sum = std::log(sum);
         visit_row(from, width, [&](std::int64_t column, const auto& pack) {
             auto result = pack;
             for (int i = 0; i < pack.size; ++i) {
                 const Computed value = to_compute(pack.values[i]) - shift;
                 if constexpr (logarithm)
-                    result.values[i] = from_compute<T>(
-                        sum == 0 ? -std::numeric_limits<Computed>::infinity() : value - logarithm_of_sum);
+                    result.values[i] = from_compute<T>(sum == 0 ? -std::numeric_limits<Computed>::infinity()
+                                                                : value - logarithm_of_sum);
                 else
-                    result.values[i] = from_compute<T>(exp(value) * factor);
+                    result.values[i] = from_compute<T>(std::exp(value) * factor);
             }
             store_pack(to + column, result);
         });
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(most_row_threads)
                 // A row of -inf only does not depend on its elements in any useful way: its gradient is 0.
                 if constexpr (logarithm)
                     result.values[i] =
-                        from_compute<T>(total.alive != 0 ? slope - exp(value) * sum : Computed{0});
+                        from_compute<T>(total.alive != 0 ? slope - std::exp(value) * sum : Computed{0});
                 else
                     result.values[i] = from_compute<T>(value * (slope - sum));
             }

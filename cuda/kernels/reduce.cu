@@ -1,0 +1,384 @@
+// Reductions of the last axes of a tensor of any strides. What is computed is a small struct (SumOf, ExtremeOf, ...) that
+// starts a state, folds elements into it, joins two states and stores the result; how the elements are read is one of
+// two kernels:
+//
+//   rows     the elements of a row lie near each other: a warp (short rows) or a block (long rows) walks along each
+//   columns  neighbouring rows lie near each other, or rows are very short: neighbouring threads take neighbouring rows
+//
+// When there are too few rows to fill a card, each is cut into stretches, and a third kernel joins their states in order.
+// The cut depends on the shape alone. Floating sums are kept in f64, which costs a conversion and an addition for each
+// element: a card's memory is slower than that.
+
+#include <cmath>
+#include <limits>
+
+#include "cuda/kernels/layout.h"
+#include "cuda/kernels/rows.h"
+
+namespace potluck {
+namespace cuda {
+namespace {
+
+// ---- what is computed ----
+
+/// Sum over the divisor. S is what the sum is kept in: double, or (for integers, which wrap around) unsigned.
+template <class T, class S, class Result>
+struct SumOf {
+    using Element = T;
+    struct State {
+        S total;
+    };
+    Result* y;
+    double divisor;
+
+    __device__ State start(std::int64_t) const { return {0}; }
+    __device__ void fold(State& state, compute_type<T> value, std::int64_t) const {
+        state.total += static_cast<S>(value);
+    }
+    __device__ static void join(State& state, const State& other) { state.total += other.total; }
+    __device__ void store(std::int64_t row, const State& state) const {
+        if constexpr (std::is_same_v<S, double>)
+            y[row] = from_compute<Result>(state.total / divisor);
+        else
+            y[row] = static_cast<Result>(state.total);
+    }
+};
+
+/// The largest or smallest element or its place; the first of equals, a NaN before any number.
+template <class T>
+struct ExtremeOf {
+    using Element = T;
+    using Computed = compute_type<T>;
+    struct State {
+        Computed best;
+        std::int64_t place;  // -1: none yet
+    };
+    T* values;             // nullptr: places are wanted
+    std::int64_t* places;  // nullptr: values are wanted
+    bool largest;
+
+    __device__ State start(std::int64_t) const { return {0, -1}; }
+    __device__ bool beats(Computed candidate, Computed best) const {
+        return (largest ? candidate > best : candidate < best) || (candidate != candidate && best == best);
+    }
+    /// Elements come in the order of their places.
+    __device__ void fold(State& state, Computed value, std::int64_t place) const {
+        if (state.place < 0 || beats(value, state.best)) state = {value, place};
+    }
+    __device__ void join(State& state, const State& other) const {
+        if (other.place < 0) return;
+        const bool is_equal = !beats(state.best, other.best);
+        if (state.place < 0 || beats(other.best, state.best) || (is_equal && other.place < state.place))
+            state = other;
+    }
+    __device__ void store(std::int64_t row, const State& state) const {
+        if (values != nullptr)
+            values[row] = from_compute<T>(state.best);
+        else
+            places[row] = state.place;
+    }
+};
+
+/// log(sum(exp(x))), the sum relative to the largest element so far. Infinity and NaN are handed on.
+template <class T>
+struct LogSumExpOf {
+    using Element = T;
+    using Computed = compute_type<T>;
+    struct State {
+        double sum;
+        Computed largest;
+        Computed unused;
+    };
+    T* y;
+
+    __device__ State start(std::int64_t) const {
+        return {0.0, -std::numeric_limits<Computed>::infinity(), 0};
+    }
+    __device__ static void raise(State& state, Computed largest) {
+        if (!(largest > state.largest) && largest == largest) return;
+        state.sum = std::isfinite(state.largest) && std::isfinite(largest)
+                        ? state.sum * static_cast<double>(std::exp(state.largest - largest))
+                        : 0.0;
+        if (state.largest == state.largest) state.largest = largest;
+    }
+    __device__ void fold(State& state, Computed value, std::int64_t) const {
+        raise(state, value);
+        if (std::isfinite(state.largest)) state.sum += static_cast<double>(std::exp(value - state.largest));
+    }
+    __device__ static void join(State& state, const State& other) {
+        raise(state, other.largest);
+        if (std::isfinite(state.largest))
+            state.sum += other.sum * static_cast<double>(std::exp(other.largest - state.largest));
+    }
+    __device__ void store(std::int64_t row, const State& state) const {
+        const auto largest = static_cast<double>(state.largest);
+        y[row] = from_compute<T>(std::isfinite(state.largest) ? largest + std::log(state.sum) : largest);
+    }
+};
+
+/// any: is there an element that is true; all: is there one that is false.
+template <class T>
+struct SearchOf {
+    using Element = T;
+    struct State {
+        int found;
+    };
+    bool* y;
+    bool wanted;
+
+    __device__ State start(std::int64_t) const { return {0}; }
+    __device__ void fold(State& state, compute_type<T> value, std::int64_t) const {
+        state.found |= (value != 0) == wanted;
+    }
+    __device__ static void join(State& state, const State& other) { state.found |= other.found; }
+    __device__ void store(std::int64_t row, const State& state) const {
+        y[row] = (state.found != 0) == wanted;
+    }
+};
+
+/// The second pass of a variance: the sum of (x - center)^2, and of (x - center), which corrects for the rounding of the
+/// center.
+template <class T>
+struct VarianceOf {
+    using Element = T;
+    struct State {
+        double center, squares, deviations;
+    };
+    const double* centers;
+    T* mean;
+    T* variance;
+    double count, correction;
+
+    __device__ State start(std::int64_t row) const { return {centers[row], 0.0, 0.0}; }
+    __device__ void fold(State& state, compute_type<T> value, std::int64_t) const {
+        const double deviation = static_cast<double>(value) - state.center;
+        state.squares += deviation * deviation;
+        state.deviations += deviation;
+    }
+    __device__ static void join(State& state, const State& other) {
+        state.squares += other.squares;
+        state.deviations += other.deviations;
+    }
+    __device__ void store(std::int64_t row, const State& state) const {
+        const double squares = state.squares - state.deviations * state.deviations / count;
+        // A NaN among the elements must stay one, so no fmax.
+        const double result = (squares < 0 ? 0.0 : squares) / (count - correction);
+        mean[row] = from_compute<T>(state.center);
+        variance[row] =
+            from_compute<T>(count <= correction ? std::numeric_limits<double>::quiet_NaN() : result);
+    }
+};
+
+// ---- how the elements are read ----
+
+/// Where element i of some axes lies.
+class Walk {
+public:
+    explicit Walk(const Layout<1>& layout) : layout_(layout), narrow_(layout.fits<std::uint32_t>()) {}
+
+    std::int64_t count() const { return layout_.count; }
+    /// From an element to the next.
+    __host__ __device__ std::int64_t step() const {
+        return layout_.axes == 0 ? 0 : layout_.strides[0][layout_.axes - 1];
+    }
+    __host__ __device__ bool is_straight() const { return layout_.axes <= 1; }
+    __device__ std::int64_t offset(std::int64_t index) const {
+        if (is_straight()) return index * step();
+        std::int64_t offset[1];
+        if (narrow_)
+            layout_.offsets(static_cast<std::uint32_t>(index), offset);
+        else
+            layout_.offsets(index, offset);
+        return offset[0];
+    }
+
+private:
+    Layout<1> layout_;
+    bool narrow_;
+};
+
+/// Axes [begin, end) of x.
+Walk walk_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
+    const Tensor axes = x.alias(Shape(x.shape().begin() + begin, x.shape().begin() + end),
+                                Strides(x.strides().begin() + begin, x.strides().begin() + end), x.offset());
+    return Walk(layout_of<1>({&axes}));
+}
+
+/// The elements: row r, element i lies at kept.offset(r) + reduced.offset(i). Block (x, y) reads the stretch y of its rows.
+template <class T>
+struct Source {
+    const T* x;
+    Walk kept, reduced;
+    std::int64_t rows, length;
+    std::int64_t stretch;  // elements of a row that make one state
+};
+
+// Floor: reads each element once (sizeof(T) bytes).
+template <class Op>
+__global__ void __launch_bounds__(most_row_threads)
+    reduce_rows_kernel(Op op, Source<typename Op::Element> source, typename Op::State* states) {
+    const std::int64_t begin = blockIdx.y * source.stretch;
+    const std::int64_t end = begin + source.stretch < source.length ? begin + source.stretch : source.length;
+    for (std::int64_t row = first_row(); row < source.rows; row += row_step()) {
+        const auto* from = source.x + source.kept.offset(row);
+        auto state = op.start(row);
+        if (source.reduced.is_straight() && source.reduced.step() == 1)
+            visit_row(from + begin, end - begin, [&](std::int64_t column, const auto& pack) {
+                for (int i = 0; i < pack.size; ++i)
+                    op.fold(state, to_compute(pack.values[i]), begin + column + i);
+            });
+        else
+            for (std::int64_t i = begin + threadIdx.x; i < end; i += blockDim.x)
+                op.fold(state, to_compute(from[source.reduced.offset(i)]), i);
+        state = join_row(state, [&](auto& mine, const auto& other) { op.join(mine, other); });
+        if (threadIdx.x != 0) continue;
+        if (states == nullptr)
+            op.store(row, state);
+        else
+            states[row * gridDim.y + blockIdx.y] = state;
+    }
+}
+
+constexpr unsigned column_threads = 256;
+
+// Thread (x, y) of a block takes every blockDim.y-th element of its row. Floor: reads each element once.
+template <class Op>
+__global__ void __launch_bounds__(column_threads)
+    reduce_columns_kernel(Op op, Source<typename Op::Element> source, typename Op::State* states) {
+    __shared__ typename Op::State scratch[column_threads];
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const std::int64_t begin = blockIdx.y * source.stretch;
+    const std::int64_t end = begin + source.stretch < source.length ? begin + source.stretch : source.length;
+    const bool is_row = row < source.rows;
+    auto state = op.start(is_row ? row : 0);
+    if (is_row) {
+        const auto* from = source.x + source.kept.offset(row);
+        for (std::int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
+            op.fold(state, to_compute(from[source.reduced.offset(i)]), i);
+    }
+    scratch[threadIdx.y * blockDim.x + threadIdx.x] = state;
+    __syncthreads();
+    if (threadIdx.y != 0 || !is_row) return;
+    for (unsigned y = 1; y < blockDim.y; ++y) op.join(state, scratch[y * blockDim.x + threadIdx.x]);
+    if (states == nullptr)
+        op.store(row, state);
+    else
+        states[row * gridDim.y + blockIdx.y] = state;
+}
+
+// A warp joins the states of the stretches of a row. Floor: reads each state once.
+template <class Op>
+__global__ void __launch_bounds__(most_row_threads)
+    join_stretches_kernel(Op op, const typename Op::State* states, std::int64_t rows,
+                          std::int64_t stretches) {
+    for (std::int64_t row = first_row(); row < rows; row += row_step()) {
+        auto state = op.start(row);
+        for (std::int64_t i = threadIdx.x; i < stretches; i += blockDim.x)
+            op.join(state, states[row * stretches + i]);
+        state = join_row(state, [&](auto& mine, const auto& other) { op.join(mine, other); });
+        if (threadIdx.x == 0) op.store(row, state);
+    }
+}
+
+/// Blocks that keep any card busy; more stretches than this are not made.
+constexpr std::int64_t enough_blocks = 1024;
+
+template <class Op>
+void run(CudaBackend& backend, const Tensor& x, std::int64_t axes, const Op& op) {
+    using State = typename Op::State;
+    const cudaStream_t on = backend.stream();
+    const Walk kept = walk_of(x, 0, x.rank() - axes);
+    const Walk reduced = walk_of(x, x.rank() - axes, x.rank());
+    Source<typename Op::Element> source{
+        elements_of<typename Op::Element>(x), kept, reduced, kept.count(), reduced.count(), 0};
+    const bool near_columns = kept.step() == 1 && reduced.step() != 1 && source.rows >= warp_size;
+    const bool by_columns = near_columns || source.length <= 16;
+
+    dim3 block = row_block(source.length);
+    std::int64_t rows_of_block = block.y;
+    std::int64_t least_stretch = 16 * warp_row_width;
+    if (by_columns) {
+        block = source.length < 64 ? dim3(column_threads) : dim3(warp_size, column_threads / warp_size);
+        rows_of_block = block.x;
+        least_stretch = warp_row_width;
+    }
+    const std::int64_t blocks = blocks_for(source.rows, rows_of_block);
+    std::int64_t stretches = (source.length + least_stretch - 1) / least_stretch;
+    if (stretches > enough_blocks / blocks) stretches = enough_blocks / blocks;
+    if (stretches < 1) stretches = 1;
+    source.stretch = (source.length + stretches - 1) / stretches;
+
+    Tensor states;
+    if (stretches > 1) {
+        const auto bytes = static_cast<std::int64_t>(sizeof(State));
+        states = Tensor::empty(Shape{source.rows, stretches, bytes}, {DType::u8, x.device()});
+    }
+    auto* const to = states.defined() ? static_cast<State*>(states.raw_data()) : nullptr;
+    launch(by_columns ? reduce_columns_kernel<Op> : reduce_rows_kernel<Op>,
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(stretches)), block, 0, on, op, source,
+           to);
+    if (!states.defined()) return;
+    block = row_block(stretches);
+    launch(join_stretches_kernel<Op>, blocks_for(source.rows, block.y), block, 0, on, op, to, source.rows,
+           stretches);
+}
+
+template <class T>
+void sum(CudaBackend& backend, bool mean, const Tensor& x, std::int64_t axes, Tensor& y) {
+    const double divisor = mean ? static_cast<double>(x.count() / y.count()) : 1.0;
+    if constexpr (!std::is_integral_v<T>)
+        run(backend, x, axes, SumOf<T, double, T>{elements_of<T>(y), divisor});
+    else if (mean)
+        run(backend, x, axes, SumOf<T, double, float>{elements_of<float>(y), divisor});
+    else
+        run(backend, x, axes,
+            SumOf<T, unsigned long long, std::int64_t>{elements_of<std::int64_t>(y), divisor});
+}
+
+template <class T>
+void reduce(CudaBackend& backend, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+    switch (op) {
+        case ReduceOp::sum:
+        case ReduceOp::mean:
+            return sum<T>(backend, op == ReduceOp::mean, x, axes, y);
+        case ReduceOp::max:
+        case ReduceOp::min:
+            return run(backend, x, axes, ExtremeOf<T>{elements_of<T>(y), nullptr, op == ReduceOp::max});
+        case ReduceOp::argmax:
+        case ReduceOp::argmin:
+            return run(backend, x, axes,
+                       ExtremeOf<T>{nullptr, elements_of<std::int64_t>(y), op == ReduceOp::argmax});
+        case ReduceOp::any:
+        case ReduceOp::all:
+            return run(backend, x, axes, SearchOf<T>{elements_of<bool>(y), op == ReduceOp::any});
+        case ReduceOp::logsumexp:
+            if constexpr (!std::is_integral_v<T>)
+                return run(backend, x, axes, LogSumExpOf<T>{elements_of<T>(y)});
+    }
+}
+
+}  // namespace
+}  // namespace cuda
+
+using namespace cuda;
+
+void CudaBackend::reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+    if (y.count() == 0) return;
+    visit_device(x.dtype(), [&](auto zero) { cuda::reduce<decltype(zero)>(*this, op, x, axes, y); });
+}
+
+void CudaBackend::variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
+                           Tensor& variance) {
+    if (mean.count() == 0) return;
+    visit_device_floating(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const auto length = static_cast<double>(x.count() / mean.count());
+        const Tensor centers = Tensor::empty(mean.shape(), {DType::f64, x.device()});
+        run(*this, x, axes, SumOf<T, double, double>{elements_of<double>(centers), length});
+        run(*this, x, axes,
+            VarianceOf<T>{elements_of<double>(centers), elements_of<T>(mean), elements_of<T>(variance),
+                          length, correction});
+    });
+}
+
+}  // namespace potluck
