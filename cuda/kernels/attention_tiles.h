@@ -14,10 +14,6 @@
 #include "cuda/kernels/numbers.h"
 #include "cuda/launch.h"
 
-#if POTLUCK_CUDA_EMULATED
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // unroll, which only nvcc knows
-#endif
-
 namespace potluck::cuda {
 
 /// One operand (batch, heads, rows, columns) of any strides.
@@ -76,6 +72,10 @@ struct AttentionRules {
         const std::int64_t seen = query + keys - queries + 1;
         return seen < 0 ? 0 : (seen < keys ? seen : keys);
     }
+    /// How many keys the queries [first, first + count) see together.
+    __device__ std::int64_t keys_seen_by_tile(std::int64_t first, std::int64_t count) const {
+        return keys_seen_by((first + count < queries ? first + count : queries) - 1);
+    }
     /// The first query that sees a key.
     __device__ std::int64_t first_query_of(std::int64_t key) const {
         const std::int64_t query = key - keys + queries;
@@ -95,8 +95,7 @@ struct AttentionRules {
         if (!has_mask) return scaled;
         const std::int64_t place = batch_index * mask_strides[0] + head * mask_strides[1] +
                                    query * mask_strides[2] + key * mask_strides[3];
-        if (mask_dtype == DType::boolean)
-            return static_cast<const bool*>(mask)[place] ? scaled : hidden;
+        if (mask_dtype == DType::boolean) return static_cast<const bool*>(mask)[place] ? scaled : hidden;
         return scaled + unit * added_mask(place);
     }
 
@@ -108,7 +107,8 @@ struct AttentionRules {
         // By choosing instead of indexing the words stay in registers.
         const std::uint32_t low = element % 2 == 0 ? words[0] : words[1];
         const std::uint32_t high = element % 2 == 0 ? words[2] : words[3];
-        return (element % 4 < 2 ? low : high) >= lowest_kept ? kept_factor : C{0};
+        const std::uint32_t word = element % 4 < 2 ? low : high;
+        return word < lowest_kept ? C{0} : kept_factor;
     }
 
 private:
@@ -142,8 +142,8 @@ AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor
     rules.gradient_scale = static_cast<C>(options.scale);
     rules.has_mask = mask_or_none.defined();
     if (rules.has_mask) {
-        const Tensor mask = mask_or_none.broadcast_alias(
-            OpScope::current(), {rules.batch, rules.heads, rules.queries, rules.keys});
+        const Shape full = {rules.batch, rules.heads, rules.queries, rules.keys};
+        const Tensor mask = mask_or_none.broadcast_alias(OpScope::current(), full);
         rules.mask = mask.raw_data();
         rules.mask_dtype = mask.dtype();
         std::copy_n(mask.strides().begin(), 4, rules.mask_strides);
@@ -165,14 +165,17 @@ __device__ inline C shift_of(C largest_or_logsumexp) {
     return largest_or_logsumexp == -std::numeric_limits<C>::infinity() ? C{0} : largest_or_logsumexp;
 }
 
-/// Which tile of which head a block works on: heads lie side by side, and the last tile of each head comes first, as
-/// under causality it has the most to do.
+/// Which tile of which head a block works on: the tiles of a head follow one another, as they read the same memory.
 struct AttentionPlace {
     std::int64_t batch, head, tile;
 };
 __device__ inline AttentionPlace attention_place(std::int64_t block, std::int64_t heads, std::int64_t tiles) {
     const std::int64_t head = block / tiles;
-    return {head / heads, head % heads, tiles - 1 - block % tiles};
+    return {head / heads, head % heads, block % tiles};
+}
+/// The query tile to work on, from last to first: under causality the last queries see the most keys.
+__device__ inline std::int64_t query_tile(const AttentionPlace& place, std::int64_t tiles) {
+    return tiles - 1 - place.tile;
 }
 inline std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
 
@@ -191,7 +194,7 @@ struct AttentionBackward {
     AttentionOperand<T> q, k, v, dy, dq, dk, dv;
     AttentionOperand<T> dmask;  // no data: not wanted
     const C* logsumexp;         // (batch, heads, queries)
-    const C* dot;               // (batch, heads, queries): dy . y = sum over keys of weight * gradient of the weight
+    const C* dot;  // (batch, heads, queries): dy . y = sum over keys of weight * gradient of the weight
 };
 
 /// Head and value sizes that the tensor core kernels take; plain kernels take all.
