@@ -9,20 +9,23 @@
 
 namespace potluck {
 
-inline constexpr std::uint32_t philox_multipliers[2] = {0xD2511F53u, 0xCD9E8D57u};
-inline constexpr std::uint32_t philox_key_steps[2] = {0x9E3779B9u, 0xBB67AE85u};
+// Four constants, not arrays: kernels of CUDA devices call these functions, and a host array has no address there.
+inline constexpr std::uint32_t philox_first_multiplier = 0xD2511F53u;
+inline constexpr std::uint32_t philox_second_multiplier = 0xCD9E8D57u;
+inline constexpr std::uint32_t philox_first_key_step = 0x9E3779B9u;
+inline constexpr std::uint32_t philox_second_key_step = 0xBB67AE85u;
 inline constexpr int philox_rounds = 10;
 
 /// The four numbers of one counter.
 constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                                   std::array<std::uint32_t, 2> key) {
     for (int round = 0; round < philox_rounds; ++round) {
-        const std::uint64_t a = std::uint64_t{philox_multipliers[0]} * counter[0];
-        const std::uint64_t b = std::uint64_t{philox_multipliers[1]} * counter[2];
+        const std::uint64_t a = std::uint64_t{philox_first_multiplier} * counter[0];
+        const std::uint64_t b = std::uint64_t{philox_second_multiplier} * counter[2];
         counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
                    static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
-        key[0] += philox_key_steps[0];
-        key[1] += philox_key_steps[1];
+        key[0] += philox_first_key_step;
+        key[1] += philox_second_key_step;
     }
     return counter;
 }

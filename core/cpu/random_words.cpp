@@ -26,15 +26,15 @@ void philox_many(std::uint64_t seed, std::uint64_t place, std::uint32_t stream, 
     for (int round = 0; round < philox_rounds; ++round) {
 #pragma omp simd  // else the compiler unrolls the steps first and finds no vectors any more
         for (std::size_t i = 0; i < blocks_at_once; ++i) {
-            const std::uint64_t a = std::uint64_t{philox_multipliers[0]} * c0[i];
-            const std::uint64_t b = std::uint64_t{philox_multipliers[1]} * c2[i];
+            const std::uint64_t a = std::uint64_t{philox_first_multiplier} * c0[i];
+            const std::uint64_t b = std::uint64_t{philox_second_multiplier} * c2[i];
             c0[i] = static_cast<std::uint32_t>(b >> 32) ^ c1[i] ^ key0;
             c1[i] = static_cast<std::uint32_t>(b);
             c2[i] = static_cast<std::uint32_t>(a >> 32) ^ c3[i] ^ key1;
             c3[i] = static_cast<std::uint32_t>(a);
         }
-        key0 += philox_key_steps[0];
-        key1 += philox_key_steps[1];
+        key0 += philox_first_key_step;
+        key1 += philox_second_key_step;
     }
     for (std::size_t i = 0; i < blocks_at_once; ++i) {
         words[4 * i + 0] = c0[i];
