@@ -94,7 +94,7 @@ void fold_batches(std::vector<BatchAxis>& axes, MatmulShape& shape) {
 
 /// A product on its way to the library: operands that it can take, and what is known of their shape.
 struct Product {
-    Tensor a, b;  // keep copies alive
+    Tensor a, b;                   // keep copies alive
     std::vector<BatchAxis> outer;  // one call of the library for each place along these axes
     MatmulShape shape;
 };
@@ -112,8 +112,9 @@ Product prepare(Backend& device, const Tensor& a, const Tensor& b, const Tensor&
     fold_batches(p.outer, p.shape);
     if (p.outer.empty()) return p;
     // The longest axis becomes the library's batch.
-    const auto longest = std::max_element(p.outer.begin(), p.outer.end(),
-                                          [](const BatchAxis& x, const BatchAxis& z) { return x.size < z.size; });
+    const auto longest =
+        std::max_element(p.outer.begin(), p.outer.end(),
+                         [](const BatchAxis& x, const BatchAxis& z) { return x.size < z.size; });
     p.shape.batch = longest->size;
     p.shape.a.batch_stride = longest->a;
     p.shape.b.batch_stride = longest->b;
@@ -192,11 +193,12 @@ void CudaBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accum
     }
     const Product product = prepare(*this, a, b, y);
     if (!multiply(product, y, {*this, resources().matmul_plans, stream(), nullptr, accumulate}))
-        throw Error("matmul",
-                    fmt::format("cuBLASLt has no algorithm for {} x {} of {} with the strides {} and {}. Call "
-                                "contiguous() on the operands.",
-                                pretty(a.shape()), pretty(b.shape()), y.dtype(), pretty(a.strides()),
-                                pretty(b.strides())));
+        throw Error(
+            "matmul",
+            fmt::format("cuBLASLt has no algorithm for {} x {} of {} with the strides {} and {}. Call "
+                        "contiguous() on the operands.",
+                        pretty(a.shape()), pretty(b.shape()), y.dtype(), pretty(a.strides()),
+                        pretty(b.strides())));
 }
 
 void CudaBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
@@ -204,7 +206,8 @@ void CudaBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bi
                                       {weight.strides()[1], weight.strides()[0]}, weight.offset());
     // The library adds no vector to f64, and takes only one without gaps.
     const bool by_epilogue = cuda::bias_epilogue() && y.count() > 0 && x.size(1) > 0 &&
-                             y.dtype() != DType::f64 && (bias.strides()[0] == 1 || bias.size(0) == 1);
+                             is_floating(y.dtype()) && y.dtype() != DType::f64 &&
+                             (bias.strides()[0] == 1 || bias.size(0) == 1);
     if (by_epilogue && multiply(prepare(*this, x, right, y), y,
                                 {*this, resources().matmul_plans, stream(), bias.raw_data(), false}))
         return;

@@ -128,9 +128,10 @@ void MatmulPlan::run(cublasLtHandle_t library, const void* a, const void* b, con
         lock.lock();
         set_bias(bias);
     }
-    check(cublasLtMatmul(library, operation_.get(), alpha, b, b_.get(), a, a_.get(), accumulate ? alpha : none,
-                         y, y_.get(), y, y_.get(), &algorithm_, workspace, workspace_bytes_, stream),
-          "cublasLtMatmul");
+    check(
+        cublasLtMatmul(library, operation_.get(), alpha, b, b_.get(), a, a_.get(), accumulate ? alpha : none,
+                       y, y_.get(), y, y_.get(), &algorithm_, workspace, workspace_bytes_, stream),
+        "cublasLtMatmul");
 }
 
 }  // namespace potluck::cuda

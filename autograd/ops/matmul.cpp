@@ -183,9 +183,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     Shape shape = x.shape();
     shape.back() = out;
     Tensor y = Tensor::empty({rows.size(0), out}, {dtype, x.device()});
-    // The bias is laid down first and the product is added to it: one rounding, also in half types.
-    if (bias.defined()) backend(x.device()).copy(bias.broadcast_alias("linear", y.shape()), y);
-    backend(x.device()).matmul(rows, transposed_alias(cast(weight, dtype)), y, bias.defined());
+    if (bias.defined())
+        backend(x.device()).linear(rows, cast(weight, dtype), cast(bias, dtype), y);
+    else
+        backend(x.device()).matmul(rows, transposed_alias(cast(weight, dtype)), y, /*accumulate=*/false);
     y = y.alias(shape, contiguous_strides(shape), 0);
 
     return record(

@@ -250,4 +250,13 @@ void CpuBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumu
     });
 }
 
+void CpuBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
+    // The bias is laid down first and the product is added to it: one rounding, also in half types.
+    copy(bias.broadcast_alias("linear", y.shape()), y);
+    matmul(x,
+           weight.alias({weight.size(1), weight.size(0)}, {weight.strides()[1], weight.strides()[0]},
+                        weight.offset()),
+           y, /*accumulate=*/true);
+}
+
 }  // namespace potluck

@@ -42,9 +42,8 @@ __global__ void __launch_bounds__(tile* tile)
         const T* b_matrix = b + offset[1];
         std::uint64_t sum = 0;
         for (std::int64_t first = 0; first < p.k; first += tile) {
-            a_tile[i][j] = row < p.m && first + j < p.k
-                               ? a_matrix[row * p.a_row + (first + j) * p.a_column]
-                               : T{0};
+            a_tile[i][j] =
+                row < p.m && first + j < p.k ? a_matrix[row * p.a_row + (first + j) * p.a_column] : T{0};
             b_tile[i][j] = first + i < p.k && column < p.n
                                ? b_matrix[(first + i) * p.b_row + column * p.b_column]
                                : T{0};

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/dtype.h"
+#include "core/tensor.h"
 #include "cuda/launch.h"
 
 namespace potluck::cuda {
@@ -52,6 +53,21 @@ decltype(auto) visit_device_floating(DType dtype, Function&& function) {
             return function(__nv_bfloat16{});
         default:
             return function(float{});
+    }
+}
+
+/// Calls `function` with the unsigned word of as many bytes as an element has.
+template <class Function>
+void visit_word(DType dtype, Function&& function) {
+    switch (size_of(dtype)) {
+        case 8:
+            return function(std::uint64_t{});
+        case 4:
+            return function(std::uint32_t{});
+        case 2:
+            return function(std::uint16_t{});
+        default:
+            return function(std::uint8_t{});
     }
 }
 

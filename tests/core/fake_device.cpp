@@ -82,6 +82,7 @@ public:
     void reduce(ReduceOp, const Tensor&, std::int64_t, Tensor&) override { refuse("reduce"); }
     void variance(const Tensor&, std::int64_t, double, Tensor&, Tensor&) override { refuse("variance"); }
     void matmul(const Tensor&, const Tensor&, Tensor&, bool) override { refuse("matmul"); }
+    void linear(const Tensor&, const Tensor&, const Tensor&, Tensor&) override { refuse("linear"); }
     void softmax(const Tensor&, bool, Tensor&) override { refuse("softmax"); }
     void softmax_backward(const Tensor&, const Tensor&, bool, Tensor&) override {
         refuse("softmax_backward");
@@ -93,15 +94,18 @@ public:
                                 const CrossEntropyOptions&, Tensor&) override {
         refuse("cross_entropy_backward");
     }
-    void layer_norm(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&) override {
+    void layer_norm(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&,
+                    Tensor&, Tensor&) override {
         refuse("layer_norm");
     }
-    void layer_norm_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+    void layer_norm_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool,
                              Tensor&, Tensor&, Tensor&) override {
         refuse("layer_norm_backward");
     }
-    void rms_norm(const Tensor&, const Tensor&, double, Tensor&, Tensor&) override { refuse("rms_norm"); }
-    void rms_norm_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Tensor&,
+    void rms_norm(const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&, Tensor&) override {
+        refuse("rms_norm");
+    }
+    void rms_norm_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, Tensor&,
                            Tensor&) override {
         refuse("rms_norm_backward");
     }

@@ -1,0 +1,408 @@
+// Batch norm over x (batch, channels, positions), by kernels of our own: cuDNN has none that stops at the statistics, none
+// that takes the reciprocal deviation of given statistics, and none whose weight and bias are of a half type.
+//
+// Sums over a channel (statistics; the gradients of weight and bias) go in two steps. In the first, blockIdx.y is a
+// slice of the batch and of the positions, and a block of 256 threads splits into lanes along the positions, lanes along
+// the channels (only where the positions are too few for a warp to read neighbours), and lanes along the batch; the
+// states of one channel meet in shared memory, as a tree. In the second, a thread folds the slices of its channel in
+// order. What a thread sums is held in f32 for a short run only and then in f64, so that a million equal terms add up.
+// The rest is element-wise: 16 bytes a thread, where a pack does not pass the end of a channel.
+//
+// Floor: statistics read x once (Welford); normalising reads x and writes y; the backward reads x and dy twice and
+// writes dx. A few operations an element: all are bound by memory.
+
+#include <algorithm>
+
+#include "cuda/kernels/numbers.h"
+#include "cuda/resources.h"
+
+namespace potluck {
+namespace cuda {
+namespace {
+
+constexpr int block_threads = 256;
+
+/// How a channel is spread over blocks and threads.
+struct Spread {
+    std::int64_t batch, channels, positions;
+    int position_lanes, channel_lanes, batch_lanes;  // powers of two, their product is `block_threads`
+    std::int64_t batch_slices, position_slices;
+    std::int64_t batch_step, position_step;  // what a slice takes
+
+    std::int64_t slices() const { return batch_slices * position_slices; }
+    std::int64_t channel_blocks() const { return (channels + channel_lanes - 1) / channel_lanes; }
+};
+
+std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
+
+Spread spread_over(const Tensor& x, int multiprocessors) {
+    Spread s{};
+    s.batch = x.size(0);
+    s.channels = x.size(1);
+    s.positions = x.size(2);
+    s.position_lanes = 1;
+    while (s.position_lanes < block_threads && s.position_lanes < s.positions) s.position_lanes *= 2;
+    s.channel_lanes = std::max(1, 32 / s.position_lanes);
+    s.batch_lanes = block_threads / s.position_lanes / s.channel_lanes;
+    // As many blocks as keep the card busy, while each thread still has some elements to sum.
+    constexpr std::int64_t least_elements = 16;
+    const std::int64_t wanted = pieces(std::int64_t{8} * multiprocessors, s.channel_blocks());
+    s.batch_slices = std::clamp<std::int64_t>(pieces(s.batch, s.batch_lanes * least_elements), 1, wanted);
+    s.position_slices = std::clamp<std::int64_t>(pieces(s.positions, s.position_lanes * least_elements), 1,
+                                                 pieces(wanted, s.batch_slices));
+    s.batch_step = pieces(s.batch, s.batch_slices);
+    s.position_step = pieces(s.positions, s.position_slices);
+    return s;
+}
+
+/// The channel of this thread, and its number among the threads of that channel.
+struct Place {
+    std::int64_t channel;
+    int channel_lane, member, members;
+};
+
+__device__ inline Place place_of_thread(const Spread& s) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int position_lane = thread % s.position_lanes;
+    const int rest = thread / s.position_lanes;
+    const int channel_lane = rest % s.channel_lanes, batch_lane = rest / s.channel_lanes;
+    return {static_cast<std::int64_t>(blockIdx.x) * s.channel_lanes + channel_lane, channel_lane,
+            batch_lane * s.position_lanes + position_lane, block_threads / s.channel_lanes};
+}
+
+/// Calls visit(position in x) for this thread's elements of its channel.
+template <class Visit>
+__device__ void for_each_element(const Spread& s, const Place& at, const Visit& visit) {
+    if (at.channel >= s.channels) return;
+    const std::int64_t slice = blockIdx.y;
+    const std::int64_t first_row = slice / s.position_slices * s.batch_step;
+    const std::int64_t first_position = slice % s.position_slices * s.position_step;
+    const std::int64_t last_row = min(s.batch, first_row + s.batch_step);
+    const std::int64_t last_position = min(s.positions, first_position + s.position_step);
+    for (std::int64_t row = first_row + at.member / s.position_lanes; row < last_row; row += s.batch_lanes) {
+        const std::int64_t begin = (row * s.channels + at.channel) * s.positions;
+        for (std::int64_t position = first_position + at.member % s.position_lanes; position < last_position;
+             position += s.position_lanes)
+            visit(begin + position);
+    }
+}
+
+/// Folds the states of the threads of each channel; the first of them gets the result. Every thread must come here.
+template <class State>
+__device__ State fold_channel(const State& state, const Place& at) {
+    __shared__ State states[block_threads];
+    State* own = states + at.channel_lane * at.members;
+    own[at.member] = state;
+    for (int distance = at.members / 2; distance > 0; distance /= 2) {
+        __syncthreads();
+        if (at.member < distance) own[at.member].add(own[at.member + distance]);
+    }
+    return own[at.member];
+}
+
+// ---- statistics ----
+
+/// Count, mean, and sum of squared distances from it (Welford 1962; Chan, Golub, LeVeque 1979 for two parts). The share
+/// of the other part is divided in S: its error counts against the distance of the means only, and a division in f64 is
+/// a call that makes the compiler spill.
+template <class S>
+struct Moments {
+    double count, mean, squares;
+
+    __device__ void add(const Moments& other) {
+        if (other.count == 0) return;
+        const double total = count + other.count, distance = other.mean - mean;
+        const auto share = static_cast<double>(static_cast<S>(other.count) / static_cast<S>(total));
+        mean += distance * share;
+        squares += other.squares + distance * distance * (count * share);
+        count = total;
+    }
+};
+
+// After so many elements the running state of a thread, in the compute type, is added to one in f64.
+constexpr int run_length = 64;
+
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    statistics_of_slices(const T* x, Spread s, Moments<compute_type<T>>* partial) {
+    using S = compute_type<T>;
+    const Place at = place_of_thread(s);
+    Moments<S> total{0, 0, 0};
+    S mean = 0, squares = 0;
+    int count = 0;
+    const auto flush = [&] {
+        total.add({static_cast<double>(count), static_cast<double>(mean), static_cast<double>(squares)});
+        mean = squares = 0;
+        count = 0;
+    };
+    for_each_element(s, at, [&](std::int64_t i) {
+        const S value = to_compute(x[i]);
+        ++count;
+        const S distance = value - mean;
+        mean += distance / static_cast<S>(count);
+        squares += distance * (value - mean);
+        if (count == run_length) flush();
+    });
+    flush();
+    const Moments<S> folded = fold_channel(total, at);
+    if (at.member == 0 && at.channel < s.channels) partial[at.channel * gridDim.y + blockIdx.y] = folded;
+}
+
+template <class S>
+__global__ void finish_statistics(const Moments<S>* partial, std::int64_t channels, std::int64_t slices,
+                                  double epsilon, S* mean, S* variance, S* reciprocal_deviation) {
+    const std::int64_t channel = global_thread();
+    if (channel >= channels) return;
+    Moments<S> total = partial[channel * slices];
+    for (std::int64_t slice = 1; slice < slices; ++slice) total.add(partial[channel * slices + slice]);
+    const double spread = total.squares / total.count;
+    mean[channel] = static_cast<S>(total.mean);
+    variance[channel] = static_cast<S>(spread);
+    reciprocal_deviation[channel] = static_cast<S>(1.0 / sqrt(spread + epsilon));
+}
+
+// ---- gradients of weight and bias ----
+
+/// Sums over a channel of dy * normalised x, and of dy.
+struct Slopes {
+    double products, slopes;
+
+    __device__ void add(const Slopes& other) {
+        products += other.products;
+        slopes += other.slopes;
+    }
+};
+
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    slopes_of_slices(const T* x, const T* dy, const compute_type<T>* mean,
+                     const compute_type<T>* reciprocal_deviation, Spread s, Slopes* partial) {
+    using S = compute_type<T>;
+    const Place at = place_of_thread(s);
+    const bool used = at.channel < s.channels;
+    const S shift = used ? mean[at.channel] : S{0}, scale = used ? reciprocal_deviation[at.channel] : S{0};
+    Slopes total{0, 0};
+    S products = 0, slopes = 0;
+    int count = 0;
+    const auto flush = [&] {
+        total.add({static_cast<double>(products), static_cast<double>(slopes)});
+        products = slopes = 0;
+        count = 0;
+    };
+    for_each_element(s, at, [&](std::int64_t i) {
+        const S slope = to_compute(dy[i]);
+        products += slope * ((to_compute(x[i]) - shift) * scale);
+        slopes += slope;
+        if (++count == run_length) flush();
+    });
+    flush();
+    const Slopes folded = fold_channel(total, at);
+    if (at.member == 0 && used) partial[at.channel * gridDim.y + blockIdx.y] = folded;
+}
+
+/// Also leaves the total of each channel in the place of its first slice. dweight and dbias may be nullptr.
+template <class T>
+__global__ void finish_slopes(Slopes* partial, std::int64_t channels, std::int64_t slices, T* dweight,
+                              T* dbias) {
+    const std::int64_t channel = global_thread();
+    if (channel >= channels) return;
+    Slopes total = partial[channel * slices];
+    for (std::int64_t slice = 1; slice < slices; ++slice) total.add(partial[channel * slices + slice]);
+    partial[channel * slices] = total;
+    using S = compute_type<T>;
+    if (dweight != nullptr) dweight[channel] = from_compute<T>(static_cast<S>(total.products));
+    if (dbias != nullptr) dbias[channel] = from_compute<T>(static_cast<S>(total.slopes));
+}
+
+// ---- element-wise ----
+
+/// What a channel multiplies and adds: pointers that may be nullptr (1 and 0), and steps between channels.
+template <class T>
+struct Affine {
+    const T* weight;
+    const T* bias;
+    std::int64_t weight_step, bias_step;
+
+    __device__ compute_type<T> factor(std::int64_t channel) const {
+        return weight == nullptr ? compute_type<T>{1} : to_compute(weight[channel * weight_step]);
+    }
+    __device__ compute_type<T> offset(std::int64_t channel) const {
+        return bias == nullptr ? compute_type<T>{0} : to_compute(bias[channel * bias_step]);
+    }
+};
+
+/// N neighbours lie in one channel.
+template <class T, int N>
+__global__ void normalise(const T* x, const compute_type<T>* mean,
+                          const compute_type<T>* reciprocal_deviation, Affine<T> affine,
+                          std::int64_t channels, std::int64_t positions, std::int64_t packs, T* y) {
+    using S = compute_type<T>;
+    for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
+        const std::int64_t channel = pack * N / positions % channels;
+        const S shift = mean[channel], scale = reciprocal_deviation[channel];
+        const S factor = affine.factor(channel), offset = affine.offset(channel);
+        const auto in = reinterpret_cast<const Pack<T, N>*>(x)[pack];
+        Pack<T, N> out;
+        for (int i = 0; i < N; ++i)
+            out.values[i] = from_compute<T>((to_compute(in.values[i]) - shift) * scale * factor + offset);
+        reinterpret_cast<Pack<T, N>*>(y)[pack] = out;
+    }
+}
+
+/// dx = reciprocal * weight * (dy - mean(dy) - normalised * mean(dy * normalised)); `totals` (one every `slices`) holds
+/// the sums, and nullptr stands for given statistics, whose means are no functions of x.
+template <class T, int N>
+__global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean,
+                         const compute_type<T>* reciprocal_deviation, Affine<T> affine, const Slopes* totals,
+                         std::int64_t slices, double count, std::int64_t channels, std::int64_t positions,
+                         std::int64_t packs, T* dx) {
+    using S = compute_type<T>;
+    for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
+        const std::int64_t channel = pack * N / positions % channels;
+        const S shift = mean[channel], scale = reciprocal_deviation[channel];
+        const S factor = scale * affine.factor(channel);
+        S mean_slope = 0, mean_product = 0;
+        if (totals != nullptr) {
+            mean_slope = static_cast<S>(totals[channel * slices].slopes / count);
+            mean_product = static_cast<S>(totals[channel * slices].products / count);
+        }
+        const auto values = reinterpret_cast<const Pack<T, N>*>(x)[pack];
+        const auto slopes = reinterpret_cast<const Pack<T, N>*>(dy)[pack];
+        Pack<T, N> out;
+        for (int i = 0; i < N; ++i) {
+            const S normalised = (to_compute(values.values[i]) - shift) * scale;
+            out.values[i] = from_compute<T>(
+                factor * (to_compute(slopes.values[i]) - mean_slope - normalised * mean_product));
+        }
+        reinterpret_cast<Pack<T, N>*>(dx)[pack] = out;
+    }
+}
+
+// ---- host side ----
+
+template <class T>
+T* elements_or_null(const Tensor& x) {
+    return x.defined() ? elements_of<T>(x) : nullptr;
+}
+
+template <class T>
+Affine<T> affine_of(const Tensor& weight_or_none, const Tensor& bias_or_none) {
+    return {elements_or_null<T>(weight_or_none), elements_or_null<T>(bias_or_none),
+            weight_or_none.defined() ? weight_or_none.strides()[0] : 0,
+            bias_or_none.defined() ? bias_or_none.strides()[0] : 0};
+}
+
+Tensor packed(Backend& device, const Tensor& x) {
+    if (x.is_contiguous()) return x;
+    Tensor copy = Tensor::empty(x.shape(), {x.dtype(), x.device()});
+    device.copy(x, copy);
+    return copy;
+}
+
+/// Fresh memory for one State for each channel and slice.
+template <class State>
+Tensor states(const Spread& s, const Tensor& like) {
+    const auto bytes = static_cast<std::int64_t>(sizeof(State));
+    return Tensor::empty({s.channels * s.slices() * bytes / size_of(DType::f64)},
+                         {DType::f64, like.device()});
+}
+
+dim3 grid_of(const Spread& s) {
+    return {static_cast<unsigned>(s.channel_blocks()), static_cast<unsigned>(s.slices())};
+}
+
+/// Calls launch_with(packs as wide as possible, their number): Width{} tells how wide.
+template <class T, class Launch>
+void with_packs(std::int64_t count, std::int64_t positions, std::initializer_list<const T*> pointers,
+                const Launch& launch_with) {
+    constexpr int wide = Pack<T>::size;
+    const bool aligned = std::all_of(pointers.begin(), pointers.end(),
+                                     [](const T* pointer) { return is_aligned_for_packs(pointer); });
+    if (aligned && positions % wide == 0)
+        launch_with(std::integral_constant<int, wide>{}, count / wide);
+    else
+        launch_with(std::integral_constant<int, 1>{}, count);
+}
+
+}  // namespace
+}  // namespace cuda
+
+using namespace cuda;
+
+void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, Tensor& mean, Tensor& variance,
+                                        Tensor& reciprocal_deviation) {
+    const cudaStream_t queue = stream();
+    if (mean.count() == 0) return;
+    const Tensor x = packed(*this, given_x);
+    const Spread s = spread_over(x, multiprocessors());
+    visit_device_floating(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using S = compute_type<T>;
+        const Tensor partial = states<Moments<S>>(s, x);
+        auto* moments = static_cast<Moments<S>*>(partial.raw_data());
+        launch(statistics_of_slices<T>, grid_of(s), dim3(block_threads), 0, queue, elements_of<T>(x), s,
+               moments);
+        launch(finish_statistics<S>, dim3(blocks_for(s.channels, block_threads)), dim3(block_threads), 0,
+               queue, moments, s.channels, s.slices(), epsilon, elements_of<S>(mean),
+               elements_of<S>(variance), elements_of<S>(reciprocal_deviation));
+    });
+}
+
+void CudaBackend::batch_norm(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& bias_or_none,
+                             const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) {
+    const cudaStream_t queue = stream();
+    const Tensor x = packed(*this, given_x), center = packed(*this, mean),
+                 reciprocal = packed(*this, reciprocal_deviation);
+    visit_device_floating(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using S = compute_type<T>;
+        with_packs<T>(x.count(), x.size(2), {elements_of<T>(x), elements_of<T>(y)},
+                      [&](auto width, std::int64_t packs) {
+                          launch(normalise<T, decltype(width)::value>, dim3(blocks_for(packs, block_threads)),
+                                 dim3(block_threads), 0, queue, elements_of<T>(x), elements_of<S>(center),
+                                 elements_of<S>(reciprocal), affine_of<T>(weight_or_none, bias_or_none),
+                                 x.size(1), x.size(2), packs, elements_of<T>(y));
+                      });
+    });
+}
+
+void CudaBackend::batch_norm_backward(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& mean,
+                                      const Tensor& reciprocal_deviation, const Tensor& given_dy,
+                                      bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
+                                      Tensor& dbias_or_none) {
+    const cudaStream_t queue = stream();
+    const Tensor x = packed(*this, given_x), dy = packed(*this, given_dy), center = packed(*this, mean),
+                 reciprocal = packed(*this, reciprocal_deviation);
+    if (x.size(1) == 0) return;
+    const Spread s = spread_over(x, multiprocessors());
+    const bool wants_dx = dx_or_none.defined() && x.count() > 0;
+    const bool wants_sums = dweight_or_none.defined() || dbias_or_none.defined() || batch_statistics;
+    const Tensor partial = wants_sums ? states<Slopes>(s, x) : Tensor();
+    auto* slopes = wants_sums ? static_cast<Slopes*>(partial.raw_data()) : nullptr;
+    visit_device_floating(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using S = compute_type<T>;
+        const S* means = elements_of<S>(center);
+        const S* reciprocals = elements_of<S>(reciprocal);
+        if (wants_sums) {
+            launch(slopes_of_slices<T>, grid_of(s), dim3(block_threads), 0, queue, elements_of<T>(x),
+                   elements_of<T>(dy), means, reciprocals, s, slopes);
+            launch(finish_slopes<T>, dim3(blocks_for(s.channels, block_threads)), dim3(block_threads), 0,
+                   queue, slopes, s.channels, s.slices(), elements_or_null<T>(dweight_or_none),
+                   elements_or_null<T>(dbias_or_none));
+        }
+        if (!wants_dx) return;
+        with_packs<T>(x.count(), x.size(2),
+                      {elements_of<T>(x), elements_of<T>(dy), elements_of<T>(dx_or_none)},
+                      [&](auto width, std::int64_t packs) {
+                          launch(gradient<T, decltype(width)::value>, dim3(blocks_for(packs, block_threads)),
+                                 dim3(block_threads), 0, queue, elements_of<T>(x), elements_of<T>(dy), means,
+                                 reciprocals, affine_of<T>(weight_or_none, Tensor()),
+                                 batch_statistics ? slopes : nullptr, s.slices(),
+                                 static_cast<double>(x.size(0) * x.size(2)), x.size(1), x.size(2), packs,
+                                 elements_of<T>(dx_or_none));
+                      });
+    });
+}
+
+}  // namespace potluck

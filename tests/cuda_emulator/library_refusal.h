@@ -1,0 +1,33 @@
+#pragma once
+
+// Why a double of a library refused a call. The real libraries return a status and little more; the doubles keep the
+// reason, so that the Error says what was wrong.
+
+#include <cstdint>
+#include <string>
+
+namespace potluck::emulator {
+
+/// The reason of this thread's last refused library call, "" before the first.
+std::string last_library_refusal();
+/// Records a reason. Returns `status`, so that a double can write `return refused(STATUS, "...")`.
+void record_library_refusal(std::string reason);
+template <class Status>
+Status refused(Status status, std::string reason) {
+    record_library_refusal(std::move(reason));
+    return status;
+}
+
+/// Handles and descriptors that were created: a double asks whether what it is given is one that is still alive.
+void library_object_created(const void* object, const char* kind);
+/// False when there is no such object.
+bool library_object_destroyed(const void* object, const char* kind);
+bool is_library_object(const void* object, const char* kind);
+/// How many are alive, of all kinds.
+std::int64_t live_library_objects();
+
+/// Lets the double of cuDNN refuse every convolution algorithm, as the real one does for what its tables do not list.
+void refuse_convolutions(bool refuse);
+bool convolutions_are_refused();
+
+}  // namespace potluck::emulator
