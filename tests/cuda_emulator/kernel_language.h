@@ -24,11 +24,11 @@
 #endif
 
 // The built-in variables. The emulator sets them whenever it goes to another thread; within the life of a thread they
-// never change, so `const` is what a kernel sees.
+// never change, so `const` is what a kernel sees. (Plain structs: the compiler announces loads of any other constant.)
 extern constinit const thread_local uint3 threadIdx;
 extern constinit const thread_local uint3 blockIdx;
-extern constinit const thread_local dim3 blockDim;
-extern constinit const thread_local dim3 gridDim;
+extern constinit const thread_local uint3 blockDim;
+extern constinit const thread_local uint3 gridDim;
 inline constexpr int warpSize = 32;
 
 namespace potluck::emulator {

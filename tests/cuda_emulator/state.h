@@ -1,0 +1,88 @@
+#pragma once
+
+// Internal: everything that is alive in the emulated runtime, and what its parts need of one another.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_emulator/device_memory.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/cuda_emulator/streams.h"
+
+namespace potluck::emulator {
+
+struct EmulatedDevice {
+    EmulatedDevice(int index, std::uint64_t bytes);
+
+    int index;
+    DeviceMemory memory;
+    CUmemPoolHandle_st default_pool;
+    CUstream_st legacy_stream;
+    cudaError_t sticky = cudaSuccess;  // after a fault, until the test takes it
+    // While one stream is the only one that ever touched the device's memory, order needs no checks.
+    int first_slot = -1;
+    std::uint64_t first_stream = 0;
+    bool has_several_streams = false;
+};
+
+struct State {
+    State();
+
+    std::recursive_mutex mutex;
+    std::vector<std::unique_ptr<EmulatedDevice>> devices;
+    std::set<CUstream_st*> streams;
+    std::set<CUevent_st*> events;
+    std::set<CUmemPoolHandle_st*> pools;
+    std::set<cudaGraph_t> graphs;
+    std::set<cudaGraphExec_t> executables;
+    struct Pinned {
+        std::uint64_t bytes = 0;
+        const char* op = "";
+    };
+    std::map<std::uintptr_t, Pinned> pinned;
+    Clock host_clock;                          // what the host has waited for
+    std::map<const void*, int> shared_limits;  // kernel -> bytes, see cudaFuncSetAttribute
+};
+
+/// Never destroyed: static destructors of a program may still free tensors.
+State& state();
+
+/// What a fault throws outside kernels.
+struct StoppedOperation {
+    cudaError_t status;
+};
+/// Records the fault, makes the running operation's device unusable until take_faults(), and ends the kernel or the
+/// library call.
+[[noreturn]] void stop(FaultKind kind, std::string text);
+/// Adds a fault to the list.
+void record_fault(FaultKind kind, std::string text);
+cudaError_t status_of(FaultKind kind);
+
+/// Where an address of device memory lies.
+std::string describe(std::uintptr_t address);
+/// Faults unless these bytes of device memory may be read or written by the running operation.
+void check_stretch(std::uintptr_t address, std::uint64_t bytes, bool write, const char* what);
+
+bool is_stack_guard(std::uintptr_t address);
+
+/// Whether the calling code is a thread of a kernel; then the thread is left for good.
+bool is_kernel_thread();
+[[noreturn]] void abandon_kernel(cudaError_t status);
+/// "block (0, 0, 0), thread (5, 0, 0)"
+std::string describe_thread();
+
+/// The stream of a handle on the current device; nullptr when it is none.
+CUstream_st* find_stream(cudaStream_t handle);
+int current_device();
+/// For a stream that is made now.
+std::uint64_t take_stream_number();
+
+}  // namespace potluck::emulator

@@ -1,0 +1,46 @@
+#include "tests/cuda_emulator/static_shared.h"
+
+#include <elf.h>
+#include <link.h>
+
+#include <unordered_map>
+
+namespace potluck::emulator {
+namespace {
+
+struct Search {
+    std::uintptr_t kernel;
+    StaticShared found;
+};
+
+int look_into(dl_phdr_info* module, std::size_t, void* data) {
+    auto& search = *static_cast<Search*>(data);
+    bool holds_kernel = false;
+    std::size_t bytes = 0;
+    for (int i = 0; i < module->dlpi_phnum; ++i) {
+        const auto& segment = module->dlpi_phdr[i];
+        if (segment.p_type == PT_LOAD &&
+            search.kernel - (module->dlpi_addr + segment.p_vaddr) < segment.p_memsz)
+            holds_kernel = true;
+        if (segment.p_type == PT_TLS) bytes = segment.p_memsz;
+    }
+    if (!holds_kernel) return 0;
+    if (module->dlpi_tls_data != nullptr)
+        search.found = {reinterpret_cast<std::uintptr_t>(module->dlpi_tls_data), bytes / 4 * 4};
+    return 1;
+}
+
+}  // namespace
+
+StaticShared static_shared_of(const void* kernel) {
+    static thread_local std::unordered_map<const void*, StaticShared> known;
+    const auto found = known.find(kernel);
+    if (found != known.end()) return found->second;
+    Search search{reinterpret_cast<std::uintptr_t>(kernel), {}};
+    dl_iterate_phdr(look_into, &search);
+    // A thread that has not touched the library's variables yet has none; it may have them later.
+    if (search.found.bytes != 0) known.emplace(kernel, search.found);
+    return search.found;
+}
+
+}  // namespace potluck::emulator

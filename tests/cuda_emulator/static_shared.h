@@ -1,0 +1,18 @@
+#pragma once
+
+// Internal: where the static `__shared__` variables of a kernel lie. They are thread-local variables of the program or
+// library that holds the kernel, and nothing else in a kernel is.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace potluck::emulator {
+
+struct StaticShared {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+};
+/// For this host thread.
+StaticShared static_shared_of(const void* kernel);
+
+}  // namespace potluck::emulator
