@@ -4,6 +4,8 @@
 
 #include "autograd/ops/activation.h"
 #include "autograd/ops/attention.h"
+#include "autograd/ops/batch_norm.h"
+#include "autograd/ops/convolution.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/cross_entropy.h"
 #include "autograd/ops/dropout.h"
@@ -14,6 +16,7 @@
 #include "autograd/ops/matmul.h"
 #include "autograd/ops/mse_loss.h"
 #include "autograd/ops/norm.h"
+#include "autograd/ops/pooling.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/rotary.h"
 #include "autograd/ops/softmax.h"

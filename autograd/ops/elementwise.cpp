@@ -21,15 +21,9 @@ using detail::scalar_tensor;
 
 namespace {
 
-void check_pair(const char* name, const Tensor& a, const Tensor& b) {
-    detail::require_defined(name, a, "the first operand");
-    detail::require_defined(name, b, "the second operand");
-    detail::require_same_device(name, {a, b});
-}
-
 /// a op b in `dtype`, broadcast, outside the tape.
 Tensor compute(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, DType dtype) {
-    check_pair(name, a, b);
+    detail::require_pair(name, a, b);
     const Shape shape = broadcast_shapes(name, a.shape(), b.shape());
     Tensor y = Tensor::empty(shape, {dtype, a.device()});
     backend(a.device())
@@ -39,7 +33,7 @@ Tensor compute(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, 
 }
 
 Tensor compute(const char* name, BinaryOp op, const Tensor& a, const Tensor& b) {
-    check_pair(name, a, b);
+    detail::require_pair(name, a, b);
     return compute(name, op, a, b, promote(a.dtype(), b.dtype()));
 }
 
@@ -97,7 +91,7 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
 
 Tensor divide(const Tensor& a, const Tensor& b) {
     const OpScope scope("divide");
-    check_pair("divide", a, b);
+    detail::require_pair("divide", a, b);
     const DType common = promote(a.dtype(), b.dtype());
     const Tensor y = compute("divide", BinaryOp::divide, a, b, is_floating(common) ? common : DType::f32);
     return record("divide", y, {a, b}, {keep_if(needs_gradient(b), a), b},
@@ -111,7 +105,7 @@ Tensor divide(const Tensor& a, const Tensor& b) {
 
 Tensor power(const Tensor& a, const Tensor& b) {
     const OpScope scope("power");
-    check_pair("power", a, b);
+    detail::require_pair("power", a, b);
     const DType dtype = promote(a.dtype(), b.dtype());
     if (!is_floating(dtype) && b.count() > 0) {
         const auto smallest = min(cast(b, DType::i64)).item<std::int64_t>();

@@ -17,15 +17,9 @@ using detail::scalar_like;
 
 namespace {
 
-void check_pair(const char* name, const Tensor& a, const Tensor& b) {
-    detail::require_defined(name, a, "the first operand");
-    detail::require_defined(name, b, "the second operand");
-    detail::require_same_device(name, {a, b});
-}
-
 Tensor compare(const char* name, CompareOp op, const Tensor& a, const Tensor& b) {
     const OpScope scope(name);
-    check_pair(name, a, b);
+    detail::require_pair(name, a, b);
     const Shape shape = broadcast_shapes(name, a.shape(), b.shape());
     const DType dtype = promote(a.dtype(), b.dtype());
     Tensor y = Tensor::empty(shape, {DType::boolean, a.device()});
@@ -90,7 +84,7 @@ Tensor choose(const char* name, const Tensor& condition, const Tensor& a, const 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     const OpScope scope("where");
     require_condition("where", condition, "the condition");
-    check_pair("where", a, b);
+    detail::require_pair("where", a, b);
     detail::require_same_device("where", {condition, a});
     const Shape shape =
         broadcast_shapes("where", condition.shape(), broadcast_shapes("where", a.shape(), b.shape()));

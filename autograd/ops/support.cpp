@@ -46,6 +46,12 @@ void require_rank(std::string_view op, const Tensor& x, std::string_view what, s
                                     what, pretty(x.shape()), least, least == 1 ? "axis is" : "axes are"));
 }
 
+void require_pair(std::string_view op, const Tensor& a, const Tensor& b) {
+    require_defined(op, a, "the first operand");
+    require_defined(op, b, "the second operand");
+    require_same_device(op, {a, b});
+}
+
 bool needs_gradient(const Tensor& x) { return is_grad_enabled() && x.defined() && x.requires_grad(); }
 
 Tensor keep_if(bool needed, const Tensor& x) { return needed ? x : Tensor(); }
@@ -55,6 +61,12 @@ Tensor cast(const Tensor& x, DType dtype) {
     Tensor y = Tensor::empty(x.shape(), {dtype, x.device()});
     backend(x.device()).copy(x, y);
     return y;
+}
+
+Tensor cast_or_none(const Tensor& x, DType dtype) { return x.defined() ? cast(x, dtype) : x; }
+
+Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
+    return wanted ? Tensor::empty(shape, {like.dtype(), like.device()}) : Tensor();
 }
 
 Tensor as_floating(const Tensor& x) { return is_floating(x.dtype()) ? x : cast(x, DType::f32); }

@@ -24,6 +24,9 @@ void require_floating(std::string_view op, const Tensor& x, std::string_view wha
 /// Throws Error when `x` has fewer than `least` axes.
 void require_rank(std::string_view op, const Tensor& x, std::string_view what, std::int64_t least);
 
+/// What every op of two operands checks: both are there, and on one device.
+void require_pair(std::string_view op, const Tensor& a, const Tensor& b);
+
 /// Whether a gradient will flow to `x` from what is computed now. Undefined tensors want none.
 bool needs_gradient(const Tensor& x);
 /// `x` when it has to be kept for backward, else an undefined tensor.
@@ -33,6 +36,10 @@ Tensor keep_if(bool needed, const Tensor& x);
 
 /// `x` in another dtype, or `x` itself.
 Tensor cast(const Tensor& x, DType dtype);
+/// The same; an undefined tensor stays one.
+Tensor cast_or_none(const Tensor& x, DType dtype);
+/// Fresh memory of `shape`, of the dtype and on the device of `like`; an undefined tensor where it is not wanted.
+Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like);
 /// Integers and bool as f32; floating tensors as they are.
 Tensor as_floating(const Tensor& x);
 /// A tensor of no axes with `value`, on the device of `x`, in the dtype that `x op value` has.

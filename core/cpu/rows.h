@@ -4,9 +4,11 @@
 // is fixed.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "core/cpu/blocks.h"
@@ -122,6 +124,38 @@ double sum_of(std::int64_t n, Term&& term) {
         total += static_cast<double>(lanes[0]);
     }
     return total;
+}
+
+/// Mean over a row of term(i), which is 0 for an empty row. When the sum leaves the range of T it is taken in
+/// f64.
+template <class T, class Term>
+double mean_of(std::int64_t n, Term&& term) {
+    if (n == 0) return 0;
+    double total = sum_of<T>(n, [&](std::int64_t i) { return term(i, T{}); });
+    if constexpr (std::is_same_v<T, float>)
+        if (std::isinf(total)) total = sum_of<double>(n, [&](std::int64_t i) { return term(i, double{}); });
+    return total / static_cast<double>(n);
+}
+
+/// The mean of a row, taken relative to the first element: exact for a row of equal elements, whatever they are.
+template <class T>
+T mean_of_row(const T* x, std::int64_t n) {
+    if (n == 0) return 0;
+    const double distance = mean_of<T>(n, [&](std::int64_t i, auto zero) {
+        using Wide = decltype(zero);
+        return static_cast<Wide>(x[i]) - static_cast<Wide>(x[0]);
+    });
+    return static_cast<T>(static_cast<double>(x[0]) + distance);
+}
+
+/// Mean of (x - center)^2 over a row: the second of the two passes.
+template <class T>
+double mean_square(const T* x, T center, std::int64_t n) {
+    return mean_of<T>(n, [&](std::int64_t i, auto zero) {
+        using Wide = decltype(zero);
+        const Wide deviation = static_cast<Wide>(x[i]) - static_cast<Wide>(center);
+        return deviation * deviation;
+    });
 }
 
 /// The largest of n elements, where NaN does not count; -inf when there is none.

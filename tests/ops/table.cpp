@@ -211,9 +211,10 @@ Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool ke
 std::vector<Row> all_rows() {
     std::vector<Row> all;
     for (const auto& family :
-         {activation_rows, attention_rows, copy_rows, cross_entropy_rows, dropout_rows, elementwise_rows,
-          embedding_rows, index_rows, join_rows, matmul_rows, mse_loss_rows, norm_rows, reduce_rows,
-          rotary_rows, softmax_rows, sort_rows, view_rows})
+         {activation_rows,    attention_rows, batch_norm_rows,  convolution_rows, copy_rows,
+          cross_entropy_rows, dropout_rows,   elementwise_rows, embedding_rows,   index_rows,
+          join_rows,          matmul_rows,    mse_loss_rows,    norm_rows,        pooling_rows,
+          reduce_rows,        rotary_rows,    softmax_rows,     sort_rows,        view_rows})
         for (Row& row : family()) all.push_back(std::move(row));
     return all;
 }

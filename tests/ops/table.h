@@ -172,6 +172,8 @@ std::vector<Row> all_rows();
 
 std::vector<Row> activation_rows();
 std::vector<Row> attention_rows();
+std::vector<Row> batch_norm_rows();
+std::vector<Row> convolution_rows();
 std::vector<Row> copy_rows();
 std::vector<Row> cross_entropy_rows();
 std::vector<Row> dropout_rows();
@@ -182,6 +184,7 @@ std::vector<Row> join_rows();
 std::vector<Row> matmul_rows();
 std::vector<Row> mse_loss_rows();
 std::vector<Row> norm_rows();
+std::vector<Row> pooling_rows();
 std::vector<Row> reduce_rows();
 std::vector<Row> rotary_rows();
 std::vector<Row> softmax_rows();

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "autograd/ops/height_width.h"
+#include "core/tensor.h"
+
+namespace potluck {
+
+struct Pooling1d {
+    std::int64_t stride = 0;    // steps between windows; 0: the size of the kernel
+    std::int64_t padding = 0;   // on both sides; never the largest
+    std::int64_t dilation = 1;  // steps between the elements of a window
+    bool ceil_mode =
+        false;  // also a last window that reaches beyond x, if it begins inside x or its left padding
+    bool count_padding = true;  // average: padding counts as zeros (what lies beyond it never counts)
+};
+struct Pooling2d {
+    HeightWidth stride = 0;
+    HeightWidth padding = 0;
+    HeightWidth dilation = 1;
+    bool ceil_mode = false;
+    bool count_padding = true;
+};
+
+// Over windows of x: (batch, channels, length) to (batch, channels, windows), or the same with height and width. The
+// number of windows follows the rule of conv1d, rounded up in ceil_mode. Throws Error when no window fits, or one would
+// hold nothing but padding.
+
+/// The largest element of each window; NaN wins; the gradient goes to the first place that attains it.
+Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pooling1d& options = {});
+/// The largest element of each window of an image.
+Tensor max_pool2d(const Tensor& x, HeightWidth kernel, const Pooling2d& options = {});
+/// The mean of each window.
+Tensor average_pool1d(const Tensor& x, std::int64_t kernel, const Pooling1d& options = {});
+/// The mean of each window of an image.
+Tensor average_pool2d(const Tensor& x, HeightWidth kernel, const Pooling2d& options = {});
+
+}  // namespace potluck

@@ -1,0 +1,325 @@
+#include <algorithm>
+#include <vector>
+
+#include "core/cpu/cpu_backend.h"
+#include "core/cpu/gemm.h"
+#include "core/cpu/rows.h"
+
+// Convolutions as matrix products (Chellapilla, Puri, Simard, 2006). What one window of x holds, channel by channel and
+// row by row, is a column; all windows of all samples make a matrix, with one group of channels and
+//     depth  = channels / groups * kernel height * kernel width    rows,
+//     places = batch * height' * width'                            columns,
+// and then, for each group with its share of the filters,
+//     y = weight (filters, depth) . columns,  dweight = dy . columns^T,  dcolumns = weight^T . dy,
+// where dx adds up what dcolumns says of each of its elements. The matrix never exists as a whole: tiles of it are
+// gathered, multiplied and dropped. Their borders depend on the shapes alone, each is one product in one thread, and
+// what is summed over tiles is summed in order: the bits do not depend on the number of threads.
+
+namespace potluck {
+namespace {
+
+using namespace cpu;
+
+/// Contiguous and in the compute type: the tensor itself, or a copy.
+template <class T>
+Tensor dense(CpuBackend& cpu, const Tensor& x) {
+    if (!x.defined() || (x.is_contiguous() && x.dtype() == dtype_of<T>())) return x;
+    Tensor copy = Tensor::empty(x.shape(), {dtype_of<T>()});
+    cpu.copy(x, copy);
+    return copy;
+}
+
+struct Geometry {
+    std::int64_t batch, groups;
+    std::int64_t channels, filters;  // of one group
+    std::int64_t height, width, kernel_height, kernel_width, out_height, out_width;
+    ConvolutionOptions options;
+
+    Geometry(const Shape& x, const Shape& weight, const Shape& y, const ConvolutionOptions& options)
+        : batch(x[0]),
+          groups(options.groups),
+          channels(weight[1]),
+          filters(weight[0] / options.groups),
+          height(x[2]),
+          width(x[3]),
+          kernel_height(weight[2]),
+          kernel_width(weight[3]),
+          out_height(y[2]),
+          out_width(y[3]),
+          options(options) {}
+
+    std::int64_t kernel_size() const { return kernel_height * kernel_width; }
+    std::int64_t depth() const { return channels * kernel_size(); }
+    std::int64_t plane() const { return height * width; }
+    std::int64_t windows() const { return out_height * out_width; }  // of one sample
+    std::int64_t places() const { return batch * windows(); }
+};
+
+/// A tile of the matrix of columns: rows [row, row + rows) and columns [column, column + columns).
+struct Tile {
+    std::int64_t row, rows, column, columns;
+};
+
+/// Calls run(sample, window, position, length) for the straight runs of windows of one sample in a tile: they begin at
+/// `window` in the sample and at `position` in the tile.
+template <class Run>
+void for_each_sample(const Geometry& g, const Tile& tile, const Run& run) {
+    std::int64_t sample = tile.column / g.windows(), window = tile.column % g.windows();
+    for (std::int64_t position = 0; position < tile.columns; ++sample, window = 0) {
+        const std::int64_t length = std::min(g.windows() - window, tile.columns - position);
+        run(sample, window, position, length);
+        position += length;
+    }
+}
+
+/// Walks over a tile in runs along one row of outputs: run(in_tile, offset, before, inside, after) is told where the run
+/// begins in the tile, and that `before` of its elements lie left of x, `inside` elements of x at `offset`, one every
+/// stride, and `after` right of it.
+template <class Run>
+void for_each_run(const Geometry& g, std::int64_t group, const Tile& tile, const Run& run) {
+    const std::int64_t stride_y = g.options.stride[0], stride_x = g.options.stride[1];
+    for (std::int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+        const std::int64_t channel = group * g.channels + row / g.kernel_size();
+        const std::int64_t in_kernel = row % g.kernel_size();
+        const std::int64_t y0 = in_kernel / g.kernel_width * g.options.dilation[0] - g.options.padding[0];
+        const std::int64_t x0 = in_kernel % g.kernel_width * g.options.dilation[1] - g.options.padding[1];
+        // Windows [first_inside, last_inside) of a row find this element of the kernel inside x.
+        const std::int64_t first_inside = std::min(g.out_width, x0 < 0 ? (-x0 + stride_x - 1) / stride_x : 0);
+        const std::int64_t last_inside = std::clamp(
+            x0 < g.width ? (g.width - x0 + stride_x - 1) / stride_x : 0, first_inside, g.out_width);
+        std::int64_t in_tile = (row - tile.row) * tile.columns;
+        for_each_sample(g, tile, [&](std::int64_t sample, std::int64_t window, std::int64_t, std::int64_t n) {
+            const std::int64_t plane = (sample * g.groups * g.channels + channel) * g.plane();
+            std::int64_t out_y = window / g.out_width, out_x = window % g.out_width;
+            for (std::int64_t done = 0; done < n; ++out_y, out_x = 0) {
+                const std::int64_t length = std::min(g.out_width - out_x, n - done);
+                const std::int64_t y = out_y * stride_y + y0;
+                if (y < 0 || y >= g.height) {
+                    run(in_tile, std::int64_t{0}, length, std::int64_t{0}, std::int64_t{0});
+                } else {
+                    const std::int64_t begin = std::clamp(first_inside, out_x, out_x + length);
+                    const std::int64_t end = std::clamp(last_inside, begin, out_x + length);
+                    run(in_tile, plane + y * g.width + begin * stride_x + x0, begin - out_x, end - begin,
+                        out_x + length - end);
+                }
+                in_tile += length;
+                done += length;
+            }
+        });
+    }
+}
+
+/// Fills a tile from x.
+template <class T>
+void gather(const Geometry& g, std::int64_t group, const Tile& tile, const T* x, T* columns) {
+    const std::int64_t stride = g.options.stride[1];
+    for_each_run(g, group, tile,
+                 [&](std::int64_t in_tile, std::int64_t offset, std::int64_t before, std::int64_t inside,
+                     std::int64_t after) {
+                     T* to = std::fill_n(columns + in_tile, before, T{0});
+                     if (stride == 1) {
+                         to = std::copy_n(x + offset, inside, to);
+                     } else {
+                         for (std::int64_t i = 0; i < inside; ++i) *to++ = x[offset + i * stride];
+                     }
+                     std::fill_n(to, after, T{0});
+                 });
+}
+
+/// Adds a tile to the elements of x that it was gathered from.
+template <class T>
+void scatter(const Geometry& g, std::int64_t group, const Tile& tile, const T* columns, T* x) {
+    const std::int64_t stride = g.options.stride[1];
+    for_each_run(g, group, tile,
+                 [&](std::int64_t in_tile, std::int64_t offset, std::int64_t before, std::int64_t inside,
+                     std::int64_t) {
+                     const T* from = columns + in_tile + before;
+                     for (std::int64_t i = 0; i < inside; ++i) x[offset + i * stride] += from[i];
+                 });
+}
+
+/// The columns of a tile from y (batch, filters, height', width'), as a dense matrix (filters of the group, columns).
+template <class T>
+void gather_filters(const Geometry& g, std::int64_t group, const Tile& tile, const T* y, T* to) {
+    for_each_sample(
+        g, tile, [&](std::int64_t sample, std::int64_t window, std::int64_t position, std::int64_t n) {
+            const std::int64_t first = (sample * g.groups + group) * g.filters;
+            for (std::int64_t f = 0; f < g.filters; ++f)
+                std::copy_n(y + (first + f) * g.windows() + window, n, to + f * tile.columns + position);
+        });
+}
+
+template <class T>
+Matrix<const T> as_const(const Matrix<T>& x) {
+    return {x.data, x.rows, x.columns, x.row_stride, x.column_stride};
+}
+
+constexpr std::int64_t tile_elements =
+    1 << 17;  // of both factors or of the product: what fits into a second-level cache
+constexpr std::int64_t least_tile_columns = 128;
+constexpr std::int64_t wanted_tiles = 8;  // so that more threads find work
+
+/// How many columns a tile has when `rows` elements of memory belong to each. Equal tiles, so that the last is no sliver.
+std::int64_t columns_per_tile(std::int64_t places, std::int64_t rows) {
+    const std::int64_t most = std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, rows));
+    const std::int64_t tiles =
+        std::max((places + most - 1) / most, std::min(wanted_tiles, places / least_tile_columns));
+    const std::int64_t share = (places + tiles - 1) / std::max<std::int64_t>(1, tiles);
+    return (share + 15) / 16 * 16;
+}
+
+template <class T>
+void forward(const Geometry& g, const T* x, const T* weight, const std::vector<T>& bias, Tensor& y) {
+    const std::int64_t depth = g.depth(), size = columns_per_tile(g.places(), depth + g.filters);
+    const std::int64_t tiles = (g.places() + size - 1) / size;
+    parallel_for(g.groups * tiles, 1, [&](std::int64_t first, std::int64_t last) {
+        std::vector<T> memory(static_cast<std::size_t>((depth + g.filters) * size));
+        for (std::int64_t i = first; i < last; ++i) {
+            const std::int64_t group = i / tiles, column = i % tiles * size;
+            const Tile tile{0, depth, column, std::min(size, g.places() - column)};
+            const Matrix<T> columns{memory.data(), depth, tile.columns, tile.columns, 1};
+            const Matrix<T> sums{memory.data() + depth * tile.columns, g.filters, tile.columns, tile.columns,
+                                 1};
+            gather(g, group, tile, x, columns.data);
+            for (std::int64_t f = 0; f < g.filters; ++f)
+                std::fill_n(sums.data + f * tile.columns, tile.columns,
+                            bias.empty() ? T{0} : bias[static_cast<std::size_t>(group * g.filters + f)]);
+            gemm(Matrix<const T>{weight + group * g.filters * depth, g.filters, depth, depth, 1},
+                 as_const(columns), sums, /*accumulate=*/true);
+            for_each_sample(
+                g, tile,
+                [&](std::int64_t sample, std::int64_t window, std::int64_t position, std::int64_t n) {
+                    for (std::int64_t f = 0; f < g.filters; ++f) {
+                        const std::int64_t at =
+                            ((sample * g.groups + group) * g.filters + f) * g.windows() + window;
+                        convert_from(sums.data + f * tile.columns + position,
+                                     static_cast<std::byte*>(y.raw_data()) + at * size_of(y.dtype()),
+                                     y.dtype(), 1, n);
+                    }
+                });
+        }
+    });
+}
+
+/// dx (dense, zeros) from dcolumns = weight^T . dy. Windows overlap, so one thread takes whole samples: as many as make
+/// a product worth while.
+template <class T>
+void input_gradient(const Geometry& g, const T* weight, const T* dy, T* dx) {
+    const std::int64_t depth = g.depth();
+    const std::int64_t samples = std::max<std::int64_t>(1, least_tile_columns / g.windows());
+    const std::int64_t pieces = (g.batch + samples - 1) / samples;
+    const std::int64_t size =
+        std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, depth + g.filters));
+    parallel_for(g.groups * pieces, 1, [&](std::int64_t first, std::int64_t last) {
+        std::vector<T> memory(static_cast<std::size_t>((depth + g.filters) * size));
+        for (std::int64_t i = first; i < last; ++i) {
+            const std::int64_t group = i / pieces, sample = i % pieces * samples;
+            const std::int64_t end = std::min(g.batch, sample + samples) * g.windows();
+            for (std::int64_t column = sample * g.windows(); column < end; column += size) {
+                const Tile tile{0, depth, column, std::min(size, end - column)};
+                const Matrix<T> slopes{memory.data(), g.filters, tile.columns, tile.columns, 1};
+                const Matrix<T> columns{memory.data() + g.filters * tile.columns, depth, tile.columns,
+                                        tile.columns, 1};
+                gather_filters(g, group, tile, dy, slopes.data);
+                gemm(Matrix<const T>{weight + group * g.filters * depth, g.filters, depth, depth, 1}
+                         .transposed(),
+                     as_const(slopes), columns, /*accumulate=*/false);
+                scatter(g, group, tile, columns.data, dx);
+            }
+        }
+    });
+}
+
+/// dweight (dense, zeros) = dy . columns^T. One thread takes some rows of the matrix of columns (some inputs of the
+/// filters) and walks over all places, in order.
+template <class T>
+void weight_gradient(const Geometry& g, const T* x, const T* dy, T* dweight) {
+    constexpr std::int64_t least_rows = 16;
+    const std::int64_t depth = g.depth();
+    const std::int64_t rows =
+        std::max(std::min(least_rows, depth), (depth + wanted_tiles - 1) / wanted_tiles);
+    const std::int64_t blocks = rows == 0 ? 0 : (depth + rows - 1) / rows;
+    const std::int64_t size =
+        std::min((g.places() + 15) / 16 * 16,
+                 std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, rows + g.filters)));
+    parallel_for(g.groups * blocks, 1, [&](std::int64_t first, std::int64_t last) {
+        std::vector<T> memory(static_cast<std::size_t>((rows + g.filters) * size));
+        for (std::int64_t i = first; i < last; ++i) {
+            const std::int64_t group = i / blocks, row = i % blocks * rows;
+            for (std::int64_t column = 0; column < g.places(); column += size) {
+                const Tile tile{row, std::min(rows, depth - row), column,
+                                std::min(size, g.places() - column)};
+                const Matrix<T> columns{memory.data(), tile.rows, tile.columns, tile.columns, 1};
+                const Matrix<T> slopes{memory.data() + tile.rows * tile.columns, g.filters, tile.columns,
+                                       tile.columns, 1};
+                gather(g, group, tile, x, columns.data);
+                gather_filters(g, group, tile, dy, slopes.data);
+                gemm(as_const(slopes), as_const(columns).transposed(),
+                     Matrix<T>{dweight + group * g.filters * depth + row, g.filters, tile.rows, depth, 1},
+                     /*accumulate=*/true);
+            }
+        }
+    });
+}
+
+/// dbias[f] = the sum of dy over all samples and places, in f64.
+template <class T>
+void bias_gradient(const T* dy, const Shape& shape, Tensor& dbias) {
+    const std::int64_t filters = shape[1], windows = shape[2] * shape[3];
+    std::vector<double> totals(static_cast<std::size_t>(filters));
+    parallel_for(filters, rows_per_piece(shape[0] * windows), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t f = first; f < last; ++f)
+            for (std::int64_t sample = 0; sample < shape[0]; ++sample) {
+                const T* row = dy + (sample * filters + f) * windows;
+                totals[static_cast<std::size_t>(f)] +=
+                    sum_of<T>(windows, [&](std::int64_t i) { return row[i]; });
+            }
+    });
+    if (filters > 0) convert_from(totals.data(), dbias.raw_data(), dbias.dtype(), 1, filters);
+}
+
+/// Calls compute(T*) with zeros of the shape of y, dense and in the compute type, and stores what it made of them in y.
+template <class T, class Compute>
+void compute_dense(CpuBackend& cpu, Tensor& y, const Compute& compute) {
+    Tensor result = y.dtype() == dtype_of<T>() ? y : Tensor::empty(y.shape(), {dtype_of<T>()});
+    cpu.fill(result, 0);
+    compute(result.data<T>());
+    if (!result.is_same(y)) cpu.copy(result, y);
+}
+
+}  // namespace
+
+void CpuBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
+                             const ConvolutionOptions& options, Tensor& y) {
+    if (y.count() == 0) return;
+    visit_floating_compute(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        forward<T>({x.shape(), weight.shape(), y.shape(), options}, dense<T>(*this, x).template data<T>(),
+                   dense<T>(*this, weight).template data<T>(), read_vector<T>(bias_or_none), y);
+    });
+}
+
+void CpuBackend::convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
+                                      const ConvolutionOptions& options, Tensor& dx_or_none,
+                                      Tensor& dweight_or_none, Tensor& dbias_or_none) {
+    const Geometry g(x.shape(), weight.shape(), dy.shape(), options);
+    visit_floating_compute(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const Tensor slopes = dense<T>(*this, dy);
+        if (dx_or_none.defined()) {
+            compute_dense<T>(*this, dx_or_none, [&](T* dx) {
+                if (slopes.count() == 0) return;
+                input_gradient(g, dense<T>(*this, weight).template data<T>(), slopes.data<T>(), dx);
+            });
+        }
+        if (dweight_or_none.defined()) {
+            compute_dense<T>(*this, dweight_or_none, [&](T* dweight) {
+                if (slopes.count() == 0) return;
+                weight_gradient(g, dense<T>(*this, x).template data<T>(), slopes.data<T>(), dweight);
+            });
+        }
+        if (dbias_or_none.defined()) bias_gradient(slopes.data<T>(), dy.shape(), dbias_or_none);
+    });
+}
+
+}  // namespace potluck
