@@ -75,18 +75,8 @@ void install_handler() {
 
 }  // namespace
 
-void reserve_arena(int devices) {
-    const std::uint64_t granules = arena.span / 4;
-    if (arena.begin != 0) {
-        munmap(reinterpret_cast<void*>(arena.begin), arena.span);
-        munmap(arena.shadow, arena.span);
-        for (std::uint32_t* records : {arena.writes, arena.reads[0], arena.reads[1]})
-            munmap(records, granules * sizeof(std::uint32_t));
-        std::memset(in_use, 0, sizeof(in_use));
-        is_open = false;
-    }
-    arena = Arena{};
-    const std::uint64_t span = static_cast<std::uint64_t>(devices) * arena_bytes;
+void reserve_arena() {
+    const std::uint64_t span = most_devices * arena_bytes;
     // Room to begin at a multiple of the size of huge pages: opening and closing few of them is quick.
     const auto begin = reinterpret_cast<std::uintptr_t>(map(span + huge_page, PROT_NONE));
     arena.begin = (begin + huge_page - 1) / huge_page * huge_page;

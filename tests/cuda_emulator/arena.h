@@ -30,8 +30,8 @@ struct Arena {
 };
 extern Arena arena;
 
-/// Reserves the addresses of that many devices, and forgets those before.
-void reserve_arena(int devices);
+/// Reserves the addresses of all devices that there may be.
+void reserve_arena();
 
 /// How far the device's memory has ever been in use, from the begin of its stretch.
 void extend_memory(int device, std::uint64_t bytes);

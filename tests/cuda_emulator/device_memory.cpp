@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "tests/cuda_emulator/arena.h"
 
@@ -81,7 +80,7 @@ bool DeviceMemory::reserve(std::uint64_t bytes, CUmemPoolHandle_st* pool) {
 void* DeviceMemory::allocate(std::uint64_t bytes, CUmemPoolHandle_st* pool, const char* op) {
     if (bytes > total_) return nullptr;
     const std::uint64_t size = round_up(bytes, alignment);
-    if (!reserve(size, pool)) return nullptr;
+    if (size + gap > arena_bytes - frontier_ || !reserve(size, pool)) return nullptr;
     Allocation allocation;
     allocation.bytes = bytes;
     allocation.extent = size + gap;
@@ -89,7 +88,6 @@ void* DeviceMemory::allocate(std::uint64_t bytes, CUmemPoolHandle_st* pool, cons
     allocation.pool = pool;
     allocation.number = next_number++;
     if (!free_.take(allocation.extent, allocation.offset)) {
-        if (frontier_ + allocation.extent > arena_bytes) throw std::bad_alloc();
         allocation.offset = frontier_;
         frontier_ += allocation.extent;
         extend_memory(device_, frontier_);
@@ -171,6 +169,12 @@ std::string DeviceMemory::describe(std::uintptr_t address) const {
         return fmt::format("{} bytes before the begin of {} on cuda:{}", after->first - offset,
                            name(after->second), device_);
     return fmt::format("no allocation near it on cuda:{}", device_);
+}
+
+bool DeviceMemory::set_total_bytes(std::uint64_t bytes) {
+    if (bytes < plain_ + reserved_) return false;
+    total_ = bytes;
+    return true;
 }
 
 void DeviceMemory::trim(CUmemPoolHandle_st& pool, std::uint64_t keep) {

@@ -66,8 +66,9 @@ public:
     void trim(CUmemPoolHandle_st& pool, std::uint64_t keep);
     std::uint64_t total_bytes() const { return total_; }
     std::uint64_t free_bytes() const { return total_ - plain_ - reserved_; }
+    /// False when more is in use.
+    bool set_total_bytes(std::uint64_t bytes);
     const std::map<std::uint64_t, Allocation>& live() const { return live_; }
-    void forget_pool(CUmemPoolHandle_st& pool) { reserved_ -= pool.reserved; }
 
 private:
     std::uintptr_t address_of(std::uint64_t offset) const;

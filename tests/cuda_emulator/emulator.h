@@ -46,7 +46,8 @@ std::string last_fault_text();
 /// Records a fault that stops nothing.
 void report(FaultKind kind, std::string text);
 
-/// Starts anew with other devices. Throws std::logic_error while anything of the old ones is alive.
+/// Changes the number of devices and the memory of each. Throws std::logic_error when something is alive on a device that
+/// would go, or more is in use than would be left.
 void configure(int devices, std::int64_t bytes_of_each);
 int devices();
 

@@ -18,6 +18,11 @@
 #undef __shared__
 #define __shared__ static thread_local
 
+// Everything that a kernel calls becomes part of it, so that each of its loads and stores is announced to the emulator: the
+// compiler does not announce the store of a struct that a function returned (a __half of a conversion, for instance).
+#undef __global__
+#define __global__ __attribute__((flatten))
+
 // A promise to nvcc about the size of blocks, which CUDA's headers leave to it.
 #if !defined(__launch_bounds__)
 #define __launch_bounds__(...)

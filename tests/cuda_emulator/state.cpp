@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -21,14 +22,6 @@ std::int64_t from_environment(const char* name, std::int64_t otherwise) {
 
 std::uint64_t next_stream_number = 0;
 
-void make_devices(State& all, int count, std::uint64_t bytes) {
-    reserve_arena(count);
-    all.devices.clear();
-    all.host_clock.clear();
-    for (int index = 0; index < count; ++index)
-        all.devices.push_back(std::make_unique<EmulatedDevice>(index, bytes));
-}
-
 }  // namespace
 
 EmulatedDevice::EmulatedDevice(int own_index, std::uint64_t bytes)
@@ -43,8 +36,9 @@ EmulatedDevice::EmulatedDevice(int own_index, std::uint64_t bytes)
 State::State() {
     const auto count = from_environment("POTLUCK_EMULATED_DEVICES", 1);
     const auto bytes = from_environment("POTLUCK_EMULATED_MEMORY", std::int64_t{8} << 30);
-    make_devices(*this, static_cast<int>(std::min<std::int64_t>(count, most_devices)),
-                 static_cast<std::uint64_t>(bytes));
+    reserve_arena();
+    for (int index = 0; index < std::min<std::int64_t>(count, most_devices); ++index)
+        devices.push_back(std::make_unique<EmulatedDevice>(index, static_cast<std::uint64_t>(bytes)));
 }
 
 State& state() {
@@ -66,12 +60,25 @@ void configure(int devices, std::int64_t bytes_of_each) {
     const std::lock_guard lock(all.mutex);
     if (devices < 0 || devices > most_devices || bytes_of_each < 0)
         throw std::logic_error(fmt::format("the emulator has 0 to {} devices", most_devices));
-    if (const std::vector<std::string> alive = live_allocations(); !alive.empty())
-        throw std::logic_error("the emulator cannot change its devices while something of them is alive: " +
-                               alive.front());
-    make_devices(all, devices, static_cast<std::uint64_t>(bytes_of_each));
-    cudaSetDevice(0);
-    cudaGetLastError();
+    const auto bytes = static_cast<std::uint64_t>(bytes_of_each);
+    while (static_cast<int>(all.devices.size()) > devices) {
+        const int last = static_cast<int>(all.devices.size()) - 1;
+        const std::string name = fmt::format("cuda:{}", last);
+        for (const std::string& line : live_allocations())
+            if (line.find(name) != std::string::npos)
+                throw std::logic_error(name + " cannot go while something of it is alive: " + line);
+        free_slot(all.devices.back()->legacy_stream.slot);
+        drop_pages(arena.begin + static_cast<std::uint64_t>(last) * arena_bytes, arena_bytes);
+        all.devices.pop_back();
+    }
+    for (const auto& device : all.devices) {
+        device->memory.trim(device->default_pool, 0);
+        if (!device->memory.set_total_bytes(bytes))
+            throw std::logic_error(
+                fmt::format("more than {} bytes of cuda:{} are in use", bytes, device->index));
+    }
+    while (static_cast<int>(all.devices.size()) < devices)
+        all.devices.push_back(std::make_unique<EmulatedDevice>(static_cast<int>(all.devices.size()), bytes));
 }
 
 int devices() { return static_cast<int>(state().devices.size()); }
