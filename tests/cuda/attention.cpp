@@ -1,0 +1,229 @@
+// Attention on the CUDA device, beyond the rows of the op table: every size that a kernel is compiled for, its borders,
+// and what lies beyond; against the CPU, which the op table holds against a reference in f64.
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "core/factories.h"
+#include "core/memory.h"
+#include "core/random.h"
+#include "tests/cuda/device.h"
+
+namespace potluck::test {
+namespace {
+
+struct Sizes {
+    std::int64_t batch, heads, kv_heads, queries, keys, head_size, value_size;
+};
+
+std::vector<Tensor> random_qkv(const Sizes& s, DType dtype) {
+    Generator generator(3);
+    std::vector<Tensor> x;
+    for (const Shape& shape :
+         {Shape{s.batch, s.heads, s.queries, s.head_size}, Shape{s.batch, s.kv_heads, s.keys, s.head_size},
+          Shape{s.batch, s.kv_heads, s.keys, s.value_size}})
+        x.push_back(to(randn(shape, {DType::f64}, &generator), dtype));
+    return x;
+}
+
+/// The output, and the gradients of q, k, v and a floating mask, computed on `device`.
+std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Attention& options, Device device) {
+    default_generator(device) = Generator(17);
+    std::vector<Tensor> x;
+    for (const Tensor& input : inputs) x.push_back(input.to(device).clone().set_requires_grad());
+    Attention on_device = options;
+    if (options.mask.defined()) {
+        on_device.mask = options.mask.to(device).clone();
+        if (is_floating(options.mask.dtype())) on_device.mask.set_requires_grad();
+    }
+    const Tensor y = scaled_dot_product_attention(x[0], x[1], x[2], on_device);
+    Generator generator(9);
+    const Tensor dy = to(randn(y.shape(), {}, &generator), DType::bf16);
+    backward(y, {.gradient = to(dy, y.dtype()).to(device)});
+    std::vector<Tensor> results{y.detach(), x[0].grad(), x[1].grad(), x[2].grad()};
+    if (on_device.mask.defined() && on_device.mask.requires_grad()) results.push_back(on_device.mask.grad());
+    return results;
+}
+
+/// Largest distance, measured against the largest value of what is right.
+double relative_error(const Tensor& got, const Tensor& right) {
+    const std::vector<double> a = got.to_vector();
+    const std::vector<double> b = right.to_vector();
+    REQUIRE(a.size() == b.size());
+    double distance = 0.0;
+    double largest = 0.0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        if (!(std::fabs(a[i] - b[i]) <= distance)) distance = std::fabs(a[i] - b[i]);
+        largest = std::max(largest, std::fabs(b[i]));
+    }
+    return largest == 0.0 ? distance : distance / largest;
+}
+
+/// Weights and gradients of scores are rounded to the dtype between the products of the tensor cores.
+double limit_of(DType dtype) {
+    switch (dtype) {
+        case DType::f64:
+            return 1e-12;
+        case DType::f32:
+            return 1e-5;
+        case DType::f16:
+            return 2e-3;
+        default:
+            return 1.6e-2;
+    }
+}
+
+void check_against_cpu(const Sizes& s, const Attention& options, DType dtype) {
+    INFO("sizes " << s.batch << " " << s.heads << " " << s.kv_heads << " " << s.queries << " " << s.keys
+                  << " " << s.head_size << " " << s.value_size << " " << name_of(dtype)
+                  << std::string(options.causal ? " causal" : "")
+                  << std::string(options.dropout > 0.0 ? " dropout" : "")
+                  << std::string(options.mask.defined() ? " mask" : ""));
+    const std::vector<Tensor> inputs = random_qkv(s, dtype);
+    const std::vector<Tensor> right = run(inputs, options, Device::cpu());
+    const std::vector<Tensor> got = run(inputs, options, Device::cuda());
+    REQUIRE(got.size() == right.size());
+    for (std::size_t i = 0; i < right.size(); ++i) {
+        INFO("result " << i << " of y dq dk dv dmask");
+        CHECK(relative_error(got[i], right[i]) <= limit_of(dtype));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("cuda attention: sizes that each kernel is made for, the next ones, and those beyond all") {
+    if (!has_cuda_device()) return;
+    for (const std::int64_t size : {32, 40, 64, 72, 96, 104, 128, 136, 256, 264})
+        for (const DType dtype : {DType::f16, DType::bf16}) {
+            check_against_cpu({1, 2, 1, 40, 70, size, size}, {.causal = true}, dtype);
+            check_against_cpu({1, 1, 1, 20, 33, size, size / 2}, {}, dtype);
+        }
+    for (const std::int64_t size : {128, 130, 300})
+        for (const DType dtype : {DType::f32, DType::f64})
+            check_against_cpu({1, 2, 1, 40, 70, size, size + 1}, {.causal = true}, dtype);
+}
+
+TEST_CASE("cuda attention: lengths around the tiles, causal and not, with more keys than queries and fewer") {
+    if (!has_cuda_device()) return;
+    for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{1, 1},
+                                        {1, 200},
+                                        {200, 1},
+                                        {16, 17},
+                                        {63, 65},
+                                        {65, 63},
+                                        {64, 64},
+                                        {127, 129},
+                                        {130, 64},
+                                        {129, 300}})
+        for (const bool causal : {false, true})
+            for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+                check_against_cpu({1, 1, 1, queries, keys, 64, 64}, {.causal = causal}, dtype);
+}
+
+TEST_CASE("cuda attention: grouped heads, masks and dropout in every kernel") {
+    if (!has_cuda_device()) return;
+    Generator generator(5);
+    const Tensor added = randn({1, 6, 35, 70}, {DType::f32}, &generator);
+    const Tensor seen = randn({2, 1, 35, 70}, {DType::f32}, &generator) > 0.0;
+    for (const std::int64_t size : {8, 64, 96, 128, 160})
+        for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+            check_against_cpu({2, 6, 2, 35, 70, size, size}, {.causal = true, .mask = seen}, dtype);
+            check_against_cpu({2, 6, 2, 35, 70, size, size}, {.mask = to(added, dtype), .dropout = 0.25},
+                              dtype);
+            check_against_cpu({1, 6, 1, 35, 70, size, size}, {.causal = true, .dropout = 0.25}, dtype);
+        }
+}
+
+TEST_CASE("cuda attention: half types with dropout of everything, and with nothing seen") {
+    if (!has_cuda_device()) return;
+    const std::vector<Tensor> inputs = random_qkv({1, 2, 1, 20, 40, 16, 16}, DType::bf16);
+    for (const Tensor& x : run(inputs, {.dropout = 1.0}, Device::cuda()))
+        CHECK(x.to_vector() == std::vector<double>(static_cast<std::size_t>(x.count()), 0.0));
+    const Tensor nothing = zeros({40}, {DType::boolean});
+    for (const Tensor& x : run(inputs, {.mask = nothing}, Device::cuda()))
+        CHECK(x.to_vector() == std::vector<double>(static_cast<std::size_t>(x.count()), 0.0));
+}
+
+TEST_CASE("cuda attention: half types keep large scores finite, and NaN stays NaN in its row") {
+    if (!has_cuda_device()) return;
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        const std::vector<Tensor> x = random_qkv({1, 1, 1, 33, 70, 64, 64}, dtype);
+        const Tensor q = (x[0] * 10000.0).to(Device::cuda());
+        const Tensor k = (x[1] * 10000.0).to(Device::cuda());
+        const Tensor v = x[2].to(Device::cuda());
+        CHECK(all(is_finite(scaled_dot_product_attention(q, k, v, {.scale = 1.0}))).item<bool>());
+        CHECK(all(is_finite(scaled_dot_product_attention(q, k, v, {.scale = -1.0}))).item<bool>());
+        const Tensor spoilt = x[0].clone();
+        spoilt.select(2, 20).fill_(std::nan(""));
+        const Tensor y = scaled_dot_product_attention(spoilt.to(Device::cuda()), x[1].to(Device::cuda()), v);
+        CHECK(all(is_nan(y.select(2, 20))).item<bool>());
+        CHECK(all(is_finite(y.narrow(2, 0, 20))).item<bool>());
+        CHECK(all(is_finite(y.narrow(2, 21, 12))).item<bool>());
+    }
+}
+
+TEST_CASE("cuda attention: the same input gives the same bits") {
+    if (!has_cuda_device()) return;
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const std::vector<Tensor> inputs = random_qkv({1, 4, 2, 70, 90, 32, 32}, dtype);
+        const std::vector<Tensor> once = run(inputs, {.causal = true, .dropout = 0.1}, Device::cuda());
+        const std::vector<Tensor> again = run(inputs, {.causal = true, .dropout = 0.1}, Device::cuda());
+        for (std::size_t i = 0; i < once.size(); ++i) CHECK(once[i].to_vector() == again[i].to_vector());
+    }
+}
+
+TEST_CASE("cuda attention: chunks through a cache equal one pass") {
+    if (!has_cuda_device()) return;
+    // T = 8, 2 heads, head size 16: queries i .. i + n see the keys up to their own place.
+    const std::vector<Tensor> x = random_qkv({1, 2, 2, 8, 8, 16, 16}, DType::f32);
+    std::vector<Tensor> there;
+    for (const Tensor& input : x) there.push_back(input.to(Device::cuda()));
+    const Tensor whole = scaled_dot_product_attention(there[0], there[1], there[2], {.causal = true});
+    for (const std::vector<std::int64_t>& chunks :
+         {std::vector<std::int64_t>{4, 4}, {3, 5}, {1, 1, 1, 1, 1, 1, 1, 1}}) {
+        std::int64_t first = 0;
+        for (const std::int64_t count : chunks) {
+            const Tensor part = scaled_dot_product_attention(
+                there[0].narrow(2, first, count), there[1].narrow(2, 0, first + count),
+                there[2].narrow(2, 0, first + count), {.causal = true});
+            CHECK(relative_error(part, whole.narrow(2, first, count)) <= 1e-5);
+            first += count;
+        }
+    }
+}
+
+TEST_CASE("cuda attention: dropout of uniform weights keeps their mean, in half types too") {
+    if (!has_cuda_device()) return;
+    // Uniform weights over 1000 keys of value 1: each output is the mean of 1000 factors 0 or 2.
+    for (const DType dtype : {DType::f32, DType::f16}) {
+        const TensorOptions options{dtype, Device::cuda()};
+        manual_seed(4);
+        const Tensor y =
+            scaled_dot_product_attention(zeros({1, 1, 1000, 4}, options), ones({1, 1, 1000, 4}, options),
+                                         ones({1, 1, 1000, 1}, options), {.dropout = 0.5});
+        CHECK(std::fabs(to(y, DType::f32).mean().item() - 1.0) < 0.005);
+    }
+}
+
+TEST_CASE("cuda attention: long sequences need no matrix of scores" * doctest::test_suite("long")) {
+    if (!has_cuda_device()) return;
+    const std::vector<Tensor> x = random_qkv({1, 2, 1, 1500, 1500, 8, 8}, DType::bf16);
+    std::vector<Tensor> there;
+    for (const Tensor& input : x) there.push_back(input.to(Device::cuda()).clone().set_requires_grad());
+    release_cached_memory();
+    reset_peak_memory(Device::cuda());
+    const std::int64_t before = memory_statistics(Device::cuda()).current;
+    const Tensor y = scaled_dot_product_attention(there[0], there[1], there[2], {.causal = true});
+    backward(y, {.gradient = ones(y.shape(), {DType::bf16, Device::cuda()})});
+    // The scores alone would be 9 MB.
+    CHECK(memory_statistics(Device::cuda()).peak - before < 1 << 20);
+    CHECK(all(is_finite(there[0].grad())).item<bool>());
+}
+
+}  // namespace potluck::test
