@@ -4,18 +4,11 @@
 #include "core/cpu/blocks.h"
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/indices.h"
-#include "core/format.h"
+#include "core/kernel_errors.h"
 
 namespace potluck {
 
 namespace cpu {
-
-std::string place_name(const Shape& shape, std::int64_t position) {
-    if (shape.size() == 1) return fmt::format("{}", position);
-    Shape place(shape.size());
-    for (std::size_t i = shape.size(); i-- > 0; position /= shape[i]) place[i] = position % shape[i];
-    return pretty(place);
-}
 
 void check_indices(std::string_view op, std::string_view what, const Tensor& indices, std::int64_t size,
                    std::string_view of_what) {
@@ -30,11 +23,7 @@ void check_indices(std::string_view op, std::string_view what, const Tensor& ind
             if (!bad) continue;
             std::int64_t i = 0;
             while (values[i] >= 0 && values[i] < size) ++i;
-            throw Error(
-                op, size == 0 ? fmt::format("{} {} at position {} chooses among {}, but there are none.",
-                                            what, values[i], place_name(indices.shape(), first + i), of_what)
-                              : fmt::format("{} {} at position {} is outside 0..{}, {}.", what, values[i],
-                                            place_name(indices.shape(), first + i), size - 1, of_what));
+            throw bad_index(op, what, indices.shape(), first + i, values[i], size, of_what);
         }
     });
 }
@@ -47,17 +36,6 @@ Tensor lines_of(const Tensor& x, std::int64_t axis, const Shape& shape) {
     Strides strides = x.strides();
     strides[static_cast<std::size_t>(axis)] = 0;
     return x.alias(shape, strides, x.offset());
-}
-
-void check_index_shape(const char* op, const Tensor& x, std::int64_t axis, const Tensor& index) {
-    bool fits = index.rank() == x.rank() && axis >= 0 && axis < x.rank();
-    for (std::int64_t i = 0; fits && i < x.rank(); ++i) fits = i == axis || index.size(i) <= x.size(i);
-    if (!fits)
-        throw Error(
-            op,
-            fmt::format("an index of shape {} does not fit {} along axis {}: the ranks must be equal, and "
-                        "no other axis may be longer.",
-                        pretty(index.shape()), pretty(x.shape()), axis));
 }
 
 /// Element is an unsigned integer with as many bytes as the dtype: gathering only moves bits.
@@ -149,9 +127,8 @@ void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, T
 }  // namespace cpu
 
 void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
-    cpu::check_index_shape("gather", x, axis, index);
-    cpu::check_indices("gather", "index", index, x.size(axis),
-                       fmt::format("the entries of {} along axis {}", pretty(x.shape()), axis));
+    check_index_shape("gather", x, axis, index);
+    cpu::check_indices("gather", "index", index, x.size(axis), entries_along(x, axis));
     if (index.count() == 0) return;
     switch (size_of(x.dtype())) {
         case 1:
@@ -166,9 +143,8 @@ void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index,
 }
 
 void CpuBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
-    cpu::check_index_shape("scatter_add", y, axis, index);
-    cpu::check_indices("scatter_add", "index", index, y.size(axis),
-                       fmt::format("the entries of {} along axis {}", pretty(y.shape()), axis));
+    check_index_shape("scatter_add", y, axis, index);
+    cpu::check_indices("scatter_add", "index", index, y.size(axis), entries_along(y, axis));
     if (index.count() == 0) return;
     cpu::visit_compute(y.dtype(),
                        [&](auto zero) { cpu::scatter_add<decltype(zero)>(axis, index, source, y); });

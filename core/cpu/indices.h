@@ -13,8 +13,4 @@ namespace potluck::cpu {
 void check_indices(std::string_view op, std::string_view what, const Tensor& indices, std::int64_t size,
                    std::string_view of_what);
 
-/// The indices of a tensor of some rank that element `position` (row-major) of `shape` has: "(1, 0, 3)"; a
-/// plain number for rank 1.
-std::string place_name(const Shape& shape, std::int64_t position);
-
 }  // namespace potluck::cpu

@@ -6,7 +6,7 @@
 
 #include "core/cpu/blocks.h"
 #include "core/cpu/cpu_backend.h"
-#include "core/format.h"
+#include "core/kernel_errors.h"
 
 namespace potluck {
 
@@ -128,23 +128,13 @@ void read_weights(BlockReader<double>& reader, std::int64_t row, std::int64_t ne
         const std::int64_t length = std::min(block_size, n - first);
         const double* block = reader.read(row * n + first, length);
         for (std::int64_t i = 0; i < length; ++i) {
-            if (!(block[i] >= 0.0) || !std::isfinite(block[i]))
-                throw Error("multinomial",
-                            fmt::format("weight {} at position {} of row {} is not a finite number "
-                                        "that is at least 0.",
-                                        block[i], first + i, row));
+            if (!(block[i] >= 0.0) || !std::isfinite(block[i])) throw bad_weight(block[i], first + i, row);
             weights[static_cast<std::size_t>(first + i)] = block[i];
             positive += block[i] > 0.0 ? 1 : 0;
             largest = std::max(largest, block[i]);
         }
     }
-    if (positive < needed)
-        throw Error("multinomial",
-                    positive == 0
-                        ? fmt::format("all weights of row {} are 0: there is nothing to draw.", row)
-                        : fmt::format("row {} has {} weights above 0, too few for {} samples without "
-                                      "replacement. Draw fewer, or with replacement.",
-                                      row, positive, needed));
+    if (positive < needed) throw too_few_weights(row, positive, needed);
     int exponent = 0;
     std::frexp(largest, &exponent);
     const double scale = std::ldexp(1.0, std::min(1000, -exponent));  // exact: a power of two
@@ -161,8 +151,7 @@ double uniform_at(RandomKey key, std::int64_t element) {
 }  // namespace cpu
 
 void CpuBackend::topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) {
-    if (k < 0 || k > x.size(1))
-        throw Error("topk", fmt::format("cannot take {} of {} elements along the axis.", k, x.size(1)));
+    check_topk(k, x.size(1));
     if (k == 0 || x.count() == 0) return;
     cpu::visit_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -175,7 +164,7 @@ void CpuBackend::multinomial(RandomKey key, const Tensor& weights, bool replacem
     const std::int64_t n = weights.size(1);
     const std::int64_t samples = y.size(1);
     if (y.count() == 0) return;
-    if (n == 0) throw Error("multinomial", "there are no weights to draw from.");
+    if (n == 0) throw no_weights();
     cpu::parallel_for(rows, 1, [&](std::int64_t row, std::int64_t) {
         cpu::BlockReader<double> reader(weights);
         std::vector<double> row_weights(static_cast<std::size_t>(n));

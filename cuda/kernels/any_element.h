@@ -14,9 +14,7 @@ template <int N, class T>
 __device__ inline void load_any(T (&to)[N], const void* from, DType dtype, std::int64_t first) {
     const auto load = [&](auto zero) {
         using Stored = decltype(zero);
-        const auto pack =
-            *reinterpret_cast<const Pack<Stored, N>*>(static_cast<const Stored*>(from) + first);
-#pragma unroll
+        const auto pack = *reinterpret_cast<const Pack<Stored, N>*>(static_cast<const Stored*>(from) + first);
         for (int i = 0; i < N; ++i) to[i] = static_cast<T>(to_compute(pack.values[i]));
     };
     if (dtype == DType::f32)
@@ -35,7 +33,6 @@ __device__ inline void store_any(void* to, DType dtype, std::int64_t first, cons
     const auto store = [&](auto zero) {
         using Stored = decltype(zero);
         Pack<Stored, N> pack;
-#pragma unroll
         for (int i = 0; i < N; ++i) pack.values[i] = from_compute<Stored>(from[i]);
         *reinterpret_cast<Pack<Stored, N>*>(static_cast<Stored*>(to) + first) = pack;
     };

@@ -1,0 +1,171 @@
+// Looking up rows of a table, and adding gradients back to them.
+//
+// Forward: a block is blockDim.x threads along a row and blockDim.y rows high; where addresses allow it a thread moves
+// 16 bytes. Backward: the positions are sorted by their id (radix_sort.h), so that those of one id stand together and in
+// order. Then each (row of the table, column) belongs to one thread, which adds up its gradients in that order and in
+// f64, and rounds once: no atomics, the same bits every time, and the same as on the CPU.
+
+#include <bit>
+#include <optional>
+
+#include "core/format.h"
+#include "core/kernel_errors.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels/contiguous.h"
+#include "cuda/kernels/index_check.h"
+#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/radix_sort.h"
+#include "cuda/kernels/table_offset.h"
+
+namespace potluck {
+
+namespace cuda {
+namespace {
+
+/// Threads along a row of `width` units, and as many rows as fill a block of 256.
+dim3 row_shape(std::int64_t width) {
+    unsigned along = 1;
+    while (along < 256 && along < width) along *= 2;
+    return {along, 256 / along};
+}
+
+/// Throws the Error of an id at `position`.
+[[noreturn]] void refuse(const Tensor& ids, std::int64_t position, std::int64_t rows) {
+    const Tensor id = ids.alias({}, {}, ids.offset() + position);
+    throw bad_index("embedding", "id", ids.shape(), position, id.item<std::int64_t>(), rows,
+                    fmt::format("the {} rows of the weight", rows));
+}
+
+/// Unit is any type of that size: only bits are moved. Strides and width count units. Floor: reads the ids, reads and
+/// writes each element of y once.
+template <class Unit>
+__global__ void __launch_bounds__(256)
+    embedding_kernel(const Unit* weight, TableStrides strides, std::int64_t rows, const std::int64_t* ids,
+                     std::int64_t count, std::int64_t width, Unit* y, unsigned long long* fault_position) {
+    for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; i < count;
+         i += static_cast<std::int64_t>(gridDim.x) * blockDim.y) {
+        const std::int64_t id = ids[i];
+        if (id < 0 || id >= rows) {
+            if (threadIdx.x == 0) atomicMin(fault_position, static_cast<unsigned long long>(i));
+            continue;
+        }
+        for (std::int64_t column = threadIdx.x; column < width; column += blockDim.x)
+            y[i * width + column] = weight[table_offset(id, column, strides)];
+    }
+}
+
+template <class Unit>
+void embedding(CudaBackend& backend, const Tensor& weight, const Tensor& ids, Tensor& y) {
+    const std::int64_t count = ids.count();
+    const std::int64_t element = size_of(weight.dtype());
+    const auto unit = static_cast<std::int64_t>(sizeof(Unit));
+    const std::int64_t width = weight.size(1) * element / unit;
+    const TableStrides strides{weight.strides()[0] * element / unit,
+                               unit == element ? weight.strides()[1] : 1};
+    const dim3 block = row_shape(width);
+    launch(&embedding_kernel<Unit>, blocks_for(count, block.y), block, 0, backend.stream(),
+           static_cast<const Unit*>(weight.raw_data()), strides, weight.size(0),
+           elements_of<std::int64_t>(ids), count, width, static_cast<Unit*>(y.raw_data()),
+           backend.fault_position());
+}
+
+/// Whether rows can be moved 16 bytes at a time.
+bool moves_in_packs(const Tensor& weight, const Tensor& y) {
+    const std::int64_t element = size_of(weight.dtype());
+    const auto is_aligned = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; };
+    return weight.strides()[1] == 1 && weight.size(1) * element % 16 == 0 &&
+           weight.strides()[0] * element % 16 == 0 && is_aligned(weight.raw_data()) &&
+           is_aligned(y.raw_data());
+}
+
+constexpr int added_at_once =
+    8;  // gradients that a thread loads before it adds them, to wait for memory once
+
+/// The threads at the first place of an id add all gradients of its row. Floor: reads dy once, reads and writes the rows
+/// that occur, one addition an element.
+template <class T>
+__global__ void __launch_bounds__(256)
+    embedding_backward_kernel(const std::uint64_t* ids, const std::int64_t* positions, std::int64_t count,
+                              std::int64_t rows, const T* dy, TableStrides dy_strides, std::int64_t width,
+                              T* dweight, TableStrides dweight_strides) {
+    const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (place >= count) return;
+    const std::uint64_t id = ids[place];
+    if (id >= static_cast<std::uint64_t>(rows) || (place > 0 && ids[place - 1] == id)) return;
+    for (std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+         column < width; column += static_cast<std::int64_t>(gridDim.y) * blockDim.x) {
+        T* to = dweight + table_offset(static_cast<std::int64_t>(id), column, dweight_strides);
+        auto sum = static_cast<double>(to_compute(*to));
+        bool more = true;
+        for (std::int64_t i = place; more; i += added_at_once) {
+            bool same[added_at_once];
+            double values[added_at_once];
+            for (int j = 0; j < added_at_once; ++j) {
+                same[j] = i + j < count && ids[i + j] == id;
+                values[j] = same[j] ? static_cast<double>(
+                                          to_compute(dy[table_offset(positions[i + j], column, dy_strides)]))
+                                    : 0.0;
+            }
+            for (int j = 0; j < added_at_once; ++j)
+                if (same[j]) sum += values[j];
+            more = same[added_at_once - 1];
+        }
+        *to = from_compute<T>(static_cast<compute_type<T>>(sum));
+    }
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
+    const std::int64_t rows = weight.size(0);
+    if (ids.count() == 0) return;
+    const Tensor places = cuda::contiguous(*this, ids, DType::i64);
+    if (cuda::moves_in_packs(weight, y)) {
+        cuda::embedding<uint4>(*this, weight, places, y);
+    } else {
+        switch (size_of(weight.dtype())) {
+            case 2:
+                cuda::embedding<std::uint16_t>(*this, weight, places, y);
+                break;
+            case 4:
+                cuda::embedding<std::uint32_t>(*this, weight, places, y);
+                break;
+            default:
+                cuda::embedding<std::uint64_t>(*this, weight, places, y);
+        }
+    }
+    if (const std::optional<std::int64_t> bad = take_fault()) cuda::refuse(places, *bad, rows);
+}
+
+void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
+    const std::int64_t count = ids.count();
+    const std::int64_t rows = dweight.size(0);
+    const std::int64_t width = dweight.size(1);
+    if (count == 0) return;
+    const cudaStream_t queue = stream();
+    const Tensor places = cuda::contiguous(*this, ids, DType::i64);
+    const Tensor gradients =
+        dy.dtype() == dweight.dtype() ? dy : cuda::contiguous(*this, dy, dweight.dtype());
+    if (const std::optional<std::int64_t> bad = cuda::first_bad_index(*this, places, rows))
+        cuda::refuse(places, *bad, rows);
+    if (width == 0) return;
+    // Ids are not negative now, so they are keys as they stand. (In recorded work a bad one can still come: the kernel
+    // leaves it out, and the replay throws.)
+    const cuda::SortedRows sorted = cuda::sort_rows<std::uint64_t>(
+        places.alias({1, count}, {count, 1}, places.offset()),
+        static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1))), queue);
+    const dim3 block = cuda::row_shape(width);
+    const dim3 grid(cuda::blocks_for(count, block.y), cuda::blocks_for(width, block.x, 65535));
+    cuda::visit_device_floating(dweight.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        cuda::launch(
+            &cuda::embedding_backward_kernel<T>, grid, block, 0, queue,
+            cuda::elements_of<std::uint64_t>(sorted.keys), cuda::elements_of<std::int64_t>(sorted.positions),
+            count, rows, cuda::elements_of<T>(gradients),
+            cuda::TableStrides{gradients.strides()[0], gradients.strides()[1]}, width,
+            cuda::elements_of<T>(dweight), cuda::TableStrides{dweight.strides()[0], dweight.strides()[1]});
+    });
+}
+
+}  // namespace potluck

@@ -1,0 +1,279 @@
+// Gathering, scattering and the lower triangle.
+//
+// gather and tril: a thread an element, striding over the grid. scatter_add: all that is added to one element is added
+// by one thread, in order and (as on the CPU) in f64 or in integers that wrap around, so no atomics and the same bits
+// every time. In short lines a thread finds the other places with its index by looking at them; long lines are sorted by
+// index first (radix_sort.h), so that equal ones stand together.
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <type_traits>
+
+#include "core/kernel_errors.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels/contiguous.h"
+#include "cuda/kernels/index_check.h"
+#include "cuda/kernels/layout.h"
+#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/radix_sort.h"
+
+namespace potluck {
+
+namespace cuda {
+namespace {
+
+constexpr int threads = 256;
+constexpr std::int64_t short_line = 32;
+
+/// Throws the Error of an index at row-major position `position`.
+[[noreturn]] void refuse(const char* op, const Tensor& index, std::int64_t position, const Tensor& x,
+                         std::int64_t axis) {
+    std::int64_t offset = index.offset();
+    std::int64_t rest = position;
+    for (std::int64_t i = index.rank() - 1; i >= 0; --i) {
+        offset += rest % index.size(i) * index.strides()[static_cast<std::size_t>(i)];
+        rest /= index.size(i);
+    }
+    throw bad_index(op, "index", index.shape(), position, index.alias({}, {}, offset).item<std::int64_t>(),
+                    x.size(axis), entries_along(x, axis));
+}
+
+/// x stretched to `shape` without its own step along axis: element [.., i, ..] is the first of the line that an index
+/// then walks along.
+Tensor lines_of(const Tensor& x, std::int64_t axis, const Shape& shape) {
+    Strides strides = x.strides();
+    strides[static_cast<std::size_t>(axis)] = 0;
+    return x.alias(shape, strides, x.offset());
+}
+
+/// With `axis` as the last one.
+Tensor axis_last(const Tensor& x, std::int64_t axis) {
+    Shape shape = x.shape();
+    Strides strides = x.strides();
+    const auto place = static_cast<std::ptrdiff_t>(axis);
+    std::rotate(shape.begin() + place, shape.begin() + place + 1, shape.end());
+    std::rotate(strides.begin() + place, strides.begin() + place + 1, strides.end());
+    return x.alias(shape, strides, x.offset());
+}
+
+/// Calls function(Unsigned{}) with the unsigned integer as large as an element: for kernels that only move bits.
+template <class Function>
+void visit_bits(DType dtype, Function&& function) {
+    switch (size_of(dtype)) {
+        case 1:
+            return function(std::uint8_t{});
+        case 2:
+            return function(std::uint16_t{});
+        case 4:
+            return function(std::uint32_t{});
+        default:
+            return function(std::uint64_t{});
+    }
+}
+
+/// Calls function(Index{}) with the type in which positions of the layout are divided.
+template <int Operands, class Function>
+void visit_index(const Layout<Operands>& layout, Function&& function) {
+    if (layout.template fits<std::uint32_t>())
+        function(std::uint32_t{});
+    else
+        function(std::uint64_t{});
+}
+
+// ---- gather ----
+
+/// Operands of the layout: the lines of x, the index. Floor: reads the index, reads and writes each element of y.
+template <class Bits, class Index>
+__global__ void __launch_bounds__(threads)
+    gather_kernel(const Layout<2> layout, const Bits* x, std::int64_t step, std::int64_t size,
+                  const std::int64_t* index, Bits* y, unsigned long long* fault_position) {
+    for (std::int64_t i = global_thread(); i < layout.count; i += global_threads()) {
+        std::int64_t offset[2];
+        layout.offsets(static_cast<Index>(i), offset);
+        const std::int64_t chosen = index[offset[1]];
+        if (chosen < 0 || chosen >= size)
+            atomicMin(fault_position, static_cast<unsigned long long>(i));
+        else
+            y[i] = x[offset[0] + chosen * step];
+    }
+}
+
+// ---- scatter_add ----
+
+/// What one element of y becomes.
+template <class T>
+class Sum {
+public:
+    __device__ explicit Sum(T start) : value_(static_cast<Value>(to_compute(start))) {}
+    __device__ void add(T term) { value_ += static_cast<Value>(to_compute(term)); }
+    __device__ T rounded() const { return from_compute<T>(static_cast<compute_type<T>>(value_)); }
+
+private:
+    using Value = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;
+    Value value_;
+};
+
+/// What both scatter kernels work on. Operands of the layout, with the axis of the index last: the source, and the first
+/// element of each line of y.
+template <class T>
+struct Scattered {
+    Layout<2> layout;
+    std::int64_t length;  // of a line of the index
+    std::int64_t step;    // between the elements of a line of y
+    std::int64_t size;    // of a line of y
+    const T* source;
+    T* y;
+};
+
+/// The thread of the first place with an index adds what stands at all of them. Floor: reads index and source once, reads
+/// and writes what is hit.
+template <class T, class Index>
+__global__ void __launch_bounds__(threads)
+    scatter_short_kernel(const Scattered<T> all, const std::int64_t* index) {
+    for (std::int64_t i = global_thread(); i < all.layout.count; i += global_threads()) {
+        const std::int64_t line = i - i % all.length;
+        const std::int64_t chosen = index[i];
+        bool first = chosen >= 0 && chosen < all.size;
+        for (std::int64_t j = line; j < i; ++j) first = first && index[j] != chosen;
+        if (!first) continue;
+        std::int64_t offset[2];
+        all.layout.offsets(static_cast<Index>(i), offset);
+        T* to = all.y + offset[1] + chosen * all.step;
+        Sum<T> sum(*to);
+        for (std::int64_t j = i; j < line + all.length; ++j) {
+            if (index[j] != chosen) continue;
+            all.layout.offsets(static_cast<Index>(j), offset);
+            sum.add(all.source[offset[0]]);
+        }
+        *to = sum.rounded();
+    }
+}
+
+/// The same for lines that were sorted. Floor: reads keys, positions and source once, reads and writes what is hit.
+template <class T, class Index>
+__global__ void __launch_bounds__(threads)
+    scatter_sorted_kernel(const Scattered<T> all, const std::uint64_t* keys, const std::int64_t* positions) {
+    for (std::int64_t i = global_thread(); i < all.layout.count; i += global_threads()) {
+        const std::int64_t line = i - i % all.length;
+        const std::uint64_t key = keys[i];
+        if (key >= static_cast<std::uint64_t>(all.size) || (i > line && keys[i - 1] == key)) continue;
+        std::int64_t offset[2];
+        all.layout.offsets(static_cast<Index>(i), offset);
+        T* to = all.y + offset[1] + static_cast<std::int64_t>(key) * all.step;
+        Sum<T> sum(*to);
+        for (std::int64_t j = i; j < line + all.length && keys[j] == key; ++j) {
+            all.layout.offsets(static_cast<Index>(line + positions[j]), offset);
+            sum.add(all.source[offset[0]]);
+        }
+        *to = sum.rounded();
+    }
+}
+
+// ---- tril ----
+
+/// Floor: reads the triangle, writes everything.
+template <class Bits, class Index>
+__global__ void __launch_bounds__(threads)
+    tril_kernel(const Layout<1> layout, const Bits* x, std::int64_t rows, std::int64_t columns,
+                std::int64_t diagonal, Bits* y) {
+    for (std::int64_t i = global_thread(); i < layout.count; i += global_threads()) {
+        const auto position = static_cast<Index>(i);
+        const auto width = static_cast<Index>(columns);
+        const auto column = static_cast<std::int64_t>(position % width);
+        const auto row = static_cast<std::int64_t>(position / width % static_cast<Index>(rows));
+        if (column - row > diagonal) {
+            y[i] = 0;
+            continue;
+        }
+        std::int64_t offset[1];
+        layout.offsets(position, offset);
+        y[i] = x[offset[0]];
+    }
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
+    check_index_shape("gather", x, axis, index);
+    if (index.count() == 0) return;
+    const cudaStream_t queue = stream();
+    const Tensor lines = cuda::lines_of(x, axis, index.shape());
+    const cuda::Layout<2> layout = cuda::layout_of<2>({&lines, &index});
+    cuda::visit_bits(x.dtype(), [&](auto bits) {
+        using Bits = decltype(bits);
+        cuda::visit_index(layout, [&](auto zero) {
+            cuda::launch(&cuda::gather_kernel<Bits, decltype(zero)>,
+                         cuda::blocks_for(layout.count, cuda::threads, 32 * multiprocessors()), cuda::threads,
+                         0, queue, layout, static_cast<const Bits*>(x.raw_data()),
+                         x.strides()[static_cast<std::size_t>(axis)], x.size(axis),
+                         cuda::elements_of<std::int64_t>(index), static_cast<Bits*>(y.raw_data()),
+                         fault_position());
+        });
+    });
+    if (const std::optional<std::int64_t> bad = take_fault()) cuda::refuse("gather", index, *bad, x, axis);
+}
+
+void CudaBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
+    check_index_shape("scatter_add", y, axis, index);
+    if (index.count() == 0) return;
+    const cudaStream_t queue = stream();
+    const std::int64_t count = index.count();
+    const std::int64_t length = index.size(axis);
+    const bool sorts = length > cuda::short_line;
+    const unsigned blocks = cuda::blocks_for(count, cuda::threads, 32 * multiprocessors());
+    if (const std::optional<std::int64_t> bad =
+            cuda::first_bad_index(*this, cuda::contiguous(*this, index), y.size(axis)))
+        cuda::refuse("scatter_add", index, *bad, y, axis);
+    const Tensor chosen = cuda::contiguous(*this, cuda::axis_last(index, axis));
+    const Tensor terms = cuda::axis_last(
+        source.dtype() == y.dtype() ? source : cuda::contiguous(*this, source, y.dtype()), axis);
+    const Tensor lines = cuda::axis_last(cuda::lines_of(y, axis, index.shape()), axis);
+    const cuda::Layout<2> layout = cuda::layout_of<2>({&terms, &lines});
+    cuda::SortedRows sorted;
+    if (sorts) {
+        // Indices are not negative now, so they are keys as they stand. (In recorded work a bad one can still come: the
+        // kernels leave it out, and the replay throws.)
+        const auto largest = static_cast<std::uint64_t>(y.size(axis) - 1);
+        sorted = cuda::sort_rows<std::uint64_t>(
+            chosen.alias({count / length, length}, {length, 1}, chosen.offset()),
+            static_cast<int>(std::bit_width(largest)), queue);
+    }
+    cuda::visit_device(y.dtype(), [&](auto element) {
+        using T = decltype(element);
+        const cuda::Scattered<T> all{layout,
+                                     length,
+                                     y.strides()[static_cast<std::size_t>(axis)],
+                                     y.size(axis),
+                                     cuda::elements_of<T>(terms),
+                                     cuda::elements_of<T>(y)};
+        cuda::visit_index(layout, [&](auto zero) {
+            using Index = decltype(zero);
+            if (sorts)
+                cuda::launch(&cuda::scatter_sorted_kernel<T, Index>, blocks, cuda::threads, 0, queue, all,
+                             cuda::elements_of<std::uint64_t>(sorted.keys),
+                             cuda::elements_of<std::int64_t>(sorted.positions));
+            else
+                cuda::launch(&cuda::scatter_short_kernel<T, Index>, blocks, cuda::threads, 0, queue, all,
+                             cuda::elements_of<std::int64_t>(chosen));
+        });
+    });
+}
+
+void CudaBackend::tril(const Tensor& x, std::int64_t diagonal, Tensor& y) {
+    if (x.count() == 0) return;
+    const cudaStream_t queue = stream();
+    const cuda::Layout<1> layout = cuda::layout_of<1>({&x});
+    cuda::visit_bits(x.dtype(), [&](auto bits) {
+        using Bits = decltype(bits);
+        cuda::visit_index(layout, [&](auto zero) {
+            cuda::launch(&cuda::tril_kernel<Bits, decltype(zero)>,
+                         cuda::blocks_for(layout.count, cuda::threads, 32 * multiprocessors()), cuda::threads,
+                         0, queue, layout, static_cast<const Bits*>(x.raw_data()), x.size(-2), x.size(-1),
+                         diagonal, static_cast<Bits*>(y.raw_data()));
+        });
+    });
+}
+
+}  // namespace potluck
