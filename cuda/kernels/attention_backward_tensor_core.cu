@@ -43,7 +43,8 @@ __device__ inline int seen_of(const AttentionRules<float>& rules, std::int64_t q
     return seen < count ? static_cast<int>(seen) : count;
 }
 
-/// Products q . k become weights after dropout, and products dy . v gradients of the scores: one element.
+/// Products q . k become the weights that dropout keeps (to be scaled by kept_factor), and products dy . v gradients of the
+/// scores: one element.
 template <bool General>
 __device__ inline void to_gradient(const AttentionRules<float>& rules, const AttentionPlace& place,
                                    std::int64_t query, std::int64_t key, bool is_seen, float shift, float dot,
@@ -51,10 +52,9 @@ __device__ inline void to_gradient(const AttentionRules<float>& rules, const Att
     if constexpr (General) {
         const float score = rules.score(weight, place.batch, place.head, query, key);
         const float before_dropout = fast_exp2(score - shift);
-        const float factor =
-            rules.has_dropout ? rules.dropout_factor(place.batch, place.head, query, key) : 1.0F;
-        weight = before_dropout * factor;
-        gradient = before_dropout * (gradient * factor - dot);
+        const bool is_kept = !rules.has_dropout || rules.keeps(place.batch, place.head, query, key);
+        weight = is_kept ? before_dropout : 0.0F;
+        gradient = before_dropout * ((is_kept ? gradient * rules.kept_factor : 0.0F) - dot);
     } else {
         weight = is_seen ? fast_exp2(weight * rules.scale - shift) : 0.0F;
         gradient = weight * (gradient - dot);
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(fragment_threads, 2)
     __syncthreads();  // the keys have arrived even where there was no query to wait for
     store_rows<Size>(dk, rules.gradient_scale, arguments.dk, arguments.dk.head(place.batch, kv_head),
                      first_key, first_column, k_rows);
-    store_rows<Size>(dv, 1.0F, arguments.dv, arguments.dv.head(place.batch, kv_head), first_key, first_column,
-                     v_rows);
+    store_rows<Size>(dv, rules.kept_factor, arguments.dv, arguments.dv.head(place.batch, kv_head), first_key,
+                     first_column, v_rows);
 }
 
 // Floor: 2 * queries * keys * (2 * head_size + value_size) operations at the rate of the tensor cores, half of it when

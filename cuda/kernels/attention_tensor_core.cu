@@ -152,8 +152,9 @@ __global__ void __launch_bounds__(fragment_threads)
                     for (int c = 0; c < score_columns; ++c)
 #pragma unroll
                         for (int e = 2 * h; e < 2 * h + 2; ++e)
-                            scores[r][c][e] *= rules.dropout_factor(place.batch, place.head, query,
-                                                                    first_key + 8 * c + fragment_column(e));
+                            if (!rules.keeps(place.batch, place.head, query,
+                                             first_key + 8 * c + fragment_column(e)))
+                                scores[r][c][e] = 0.0F;
                 }
             }
         accumulate_rows<Size>(scores, v_tile, output);
@@ -168,7 +169,8 @@ __global__ void __launch_bounds__(fragment_threads)
             total += __shfl_xor_sync(all_lanes, total, 1);
             total += __shfl_xor_sync(all_lanes, total, 2);
             const bool sees_none = total == 0.0F;
-            const float factor = sees_none ? 0.0F : 1.0F / total;
+            // What dropout keeps is scaled here, so that a weight of 1 is still 1 when it is rounded.
+            const float factor = sees_none ? 0.0F : rules.kept_factor / total;
 #pragma unroll
             for (int c = 0; c < value_columns; ++c)
 #pragma unroll

@@ -64,7 +64,7 @@ struct AttentionRules {
 
     RandomKey dropout_key;
     std::uint32_t lowest_kept;  // random numbers below it drop a weight
-    C kept_factor;              // what the others are multiplied with
+    C kept_factor;              // what the others are multiplied with; 1 without dropout
 
     /// How many keys, from the first on, a query sees under causality alone (bottom-right).
     __device__ std::int64_t keys_seen_by(std::int64_t query) const {
@@ -99,16 +99,21 @@ struct AttentionRules {
         return scaled + unit * added_mask(place);
     }
 
-    /// What dropout multiplies a weight with: 0 or kept_factor.
-    __device__ C dropout_factor(std::int64_t batch_index, std::int64_t head, std::int64_t query,
-                                std::int64_t key) const {
+    /// Whether dropout keeps a weight.
+    __device__ bool keeps(std::int64_t batch_index, std::int64_t head, std::int64_t query,
+                          std::int64_t key) const {
         const auto element = static_cast<std::uint64_t>(row_index(batch_index, head, query) * keys + key);
         const std::array<std::uint32_t, 4> words = philox_block(dropout_key, element / 4, 0);
         // By choosing instead of indexing the words stay in registers.
         const std::uint32_t low = element % 2 == 0 ? words[0] : words[1];
         const std::uint32_t high = element % 2 == 0 ? words[2] : words[3];
         const std::uint32_t word = element % 4 < 2 ? low : high;
-        return word < lowest_kept ? C{0} : kept_factor;
+        return word >= lowest_kept;
+    }
+    /// What dropout multiplies a weight with: 0 or kept_factor.
+    __device__ C dropout_factor(std::int64_t batch_index, std::int64_t head, std::int64_t query,
+                                std::int64_t key) const {
+        return keeps(batch_index, head, query, key) ? kept_factor : C{0};
     }
 
 private:
@@ -148,6 +153,7 @@ AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor
         rules.mask_dtype = mask.dtype();
         std::copy_n(mask.strides().begin(), 4, rules.mask_strides);
     }
+    rules.kept_factor = C{1};
     rules.has_dropout = options.dropout > 0.0;
     if (rules.has_dropout) {
         const std::uint64_t threshold = cpu::dropout_threshold(options.dropout);

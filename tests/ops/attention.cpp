@@ -221,7 +221,7 @@ std::vector<Tensor> run(Op op, const std::vector<Tensor>& inputs, DType dtype, c
 
 std::vector<Row> attention_rows() {
     Row fused = attention_row("scaled_dot_product_attention", scaled_dot_product_attention);
-    fused.tolerance = 2.0;
+    fused.tolerance = 4.0;  // tensor cores take the weights rounded to the half type
     // Scores and weights are rounded to the dtype on the way.
     Row composed = attention_row("attention_composed", attention_composed);
     composed.tolerance = 32.0;
