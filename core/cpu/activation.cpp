@@ -9,7 +9,7 @@
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/elementwise.h"
 #include "core/cpu/vector_math.h"
-#include "core/format.h"
+#include "core/elementwise_errors.h"
 
 namespace potluck {
 
@@ -106,7 +106,7 @@ BinaryLoop<T, T> activation_backward_loop(UnaryOp op) {
         default:
             break;
     }
-    throw Error(name_of(op), "has no fused backward: its gradient is composed of other ops.");
+    throw no_fused_backward(op);
 }
 
 }  // namespace

@@ -7,88 +7,11 @@
 #include "core/cpu/blocks.h"
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/vector_math.h"
-#include "core/format.h"
+#include "core/elementwise_errors.h"
 
 namespace potluck {
 
 namespace cpu {
-
-const char* name_of(UnaryOp op) {
-    switch (op) {
-        case UnaryOp::negate:
-            return "negate";
-        case UnaryOp::absolute:
-            return "abs";
-        case UnaryOp::sign:
-            return "sign";
-        case UnaryOp::square:
-            return "square";
-        case UnaryOp::square_root:
-            return "sqrt";
-        case UnaryOp::reciprocal_square_root:
-            return "rsqrt";
-        case UnaryOp::reciprocal:
-            return "reciprocal";
-        case UnaryOp::exponential:
-            return "exp";
-        case UnaryOp::logarithm:
-            return "log";
-        case UnaryOp::sine:
-            return "sin";
-        case UnaryOp::cosine:
-            return "cos";
-        case UnaryOp::floor:
-            return "floor";
-        case UnaryOp::ceil:
-            return "ceil";
-        case UnaryOp::round:
-            return "round";
-        case UnaryOp::error_function:
-            return "erf";
-        case UnaryOp::relu:
-            return "relu";
-        case UnaryOp::gelu:
-            return "gelu";
-        case UnaryOp::gelu_tanh:
-            return "gelu";
-        case UnaryOp::silu:
-            return "silu";
-        case UnaryOp::tanh:
-            return "tanh";
-        case UnaryOp::sigmoid:
-            return "sigmoid";
-        case UnaryOp::is_nan:
-            return "is_nan";
-        case UnaryOp::is_finite:
-            return "is_finite";
-        case UnaryOp::logical_not:
-            return "logical_not";
-    }
-    return "unary";
-}
-
-const char* name_of(BinaryOp op) {
-    switch (op) {
-        case BinaryOp::add:
-            return "add";
-        case BinaryOp::subtract:
-            return "subtract";
-        case BinaryOp::multiply:
-            return "multiply";
-        case BinaryOp::divide:
-            return "divide";
-        case BinaryOp::power:
-            return "power";
-        case BinaryOp::maximum:
-            return "maximum";
-        case BinaryOp::minimum:
-            return "minimum";
-        case BinaryOp::remainder:
-            return "remainder";
-    }
-    return "binary";
-}
-
 namespace {
 
 /// Integer arithmetic that wraps around, as unsigned numbers do; signed overflow would be undefined.
@@ -200,8 +123,7 @@ UnaryLoop<T> find_unary_loop(UnaryOp op, DType dtype) {
         loop = floating_unary_loop<T>(op);
         if (loop != nullptr) return loop;
     }
-    throw Error(name_of(op), fmt::format("there is no {} for {}. Convert to a floating dtype first.",
-                                         name_of(op), potluck::name_of(dtype)));
+    throw no_integer_version(op, dtype);
 }
 
 /// is_nan, is_finite, logical_not, on bool results.
@@ -279,16 +201,8 @@ void check_integer_operand(BinaryOp op, const Tensor& b) {
             const std::int64_t n = std::min(block_size, end - first);
             const std::int64_t* values = reader.read(first, n);
             for (std::int64_t i = 0; i < n; ++i) {
-                if (divides && values[i] == 0)
-                    throw Error(name_of(op),
-                                fmt::format("the integer divisor at position {} (row-major) is 0. "
-                                            "Convert to a floating dtype to get infinities.",
-                                            first + i));
-                if (!divides && values[i] < 0)
-                    throw Error(name_of(op),
-                                fmt::format("the integer exponent at position {} (row-major) is {}, but "
-                                            "integers stay integers. Convert to a floating dtype first.",
-                                            first + i, values[i]));
+                if (divides ? values[i] == 0 : values[i] < 0)
+                    throw bad_integer_operand(op, first + i, values[i]);
             }
         }
     });
@@ -363,11 +277,7 @@ void CpuBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
         using T = decltype(zero);
         if constexpr (std::is_integral_v<T>) {
             const std::int64_t factor = Scalar(scale).to_int64();
-            if (static_cast<double>(factor) != scale)
-                throw Error("add_scaled",
-                            fmt::format("the scale {} is no integer, but the sum is {}. Use a floating "
-                                        "dtype.",
-                                        scale, name_of(y.dtype())));
+            if (static_cast<double>(factor) != scale) throw no_integer_scale(scale, y.dtype());
             cpu::BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i)

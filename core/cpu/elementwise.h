@@ -39,8 +39,4 @@ BinaryLoop<Out, T> binary_loop(Function) {
 template <class T>
 UnaryLoop<T> activation_loop(UnaryOp op);
 
-/// "exp", "gelu": the names of the public functions, for messages.
-const char* name_of(UnaryOp op);
-const char* name_of(BinaryOp op);
-
 }  // namespace potluck::cpu

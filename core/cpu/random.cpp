@@ -6,6 +6,7 @@
 #include "core/cpu/dropout_rule.h"
 #include "core/cpu/random_words.h"
 #include "core/cpu/vector_math.h"
+#include "core/random_rules.h"
 
 namespace potluck {
 namespace {
@@ -39,31 +40,6 @@ struct WordBlock<std::uint64_t> {
     std::uint64_t operator[](std::size_t i) const { return std::uint64_t{high[i]} << 32 | low[i]; }
 };
 
-/// Bits of precision of a dtype: that many random bits make numbers in [0, 1) that it holds exactly.
-int precision_of(DType dtype) {
-    switch (dtype) {
-        case DType::f64:
-            return 53;
-        case DType::f16:
-            return 11;
-        case DType::bf16:
-            return 8;
-        default:
-            return 24;
-    }
-}
-
-/// The largest number of the dtype below `high`.
-double below(double high, DType dtype) {
-    if (dtype == DType::f64) return std::nextafter(high, -HUGE_VAL);
-    // One step of the dtype; a power of two has the smaller step below.
-    int exponent = 0;
-    const double mantissa = std::frexp(high, &exponent);
-    if (dtype == DType::f32) return std::nextafter(static_cast<float>(high), -HUGE_VALF);
-    const int step = exponent - precision_of(dtype) - (mantissa == 0.5 ? 1 : 0);
-    return high == 0.0 ? -0x1p-24 : high - std::ldexp(1.0, step);
-}
-
 template <class T, class Word>
 void fill_uniform(RandomKey key, double low, double high, Tensor& y) {
     const int bits = precision_of(y.dtype());
@@ -79,29 +55,6 @@ void fill_uniform(RandomKey key, double low, double high, Tensor& y) {
             to[i] = std::min(base + width * part, limit);
         }
     });
-}
-
-struct Turn {
-    float cosine, sine;
-};
-
-/// Cosine and sine of a whole turn times bits / 2^24, within 2 units of the last place of 1, without branches.
-Turn turn(std::uint32_t bits) {
-    const std::uint32_t quarter =
-        (bits + (1U << 21)) >> 22;  // the nearest one: the rest is within an eighth of a turn
-    const auto rest = static_cast<float>(static_cast<std::int32_t>(bits - (quarter << 22)));
-    const float x = rest * (0x1p-24F * 2 * std::numbers::pi_v<float>);
-    const float z = x * x;
-    // Taylor's series: the first term left out is below 2e-9.
-    const float sine =
-        x * (1 + z * (-1 / 6.0F + z * (1 / 120.0F + z * (-1 / 5040.0F + z * (1 / 362880.0F)))));
-    const float cosine =
-        1 +
-        z * (-1 / 2.0F + z * (1 / 24.0F + z * (-1 / 720.0F + z * (1 / 40320.0F + z * (-1 / 3628800.0F)))));
-    const bool swapped = (quarter & 1) != 0;
-    const float across = swapped ? sine : cosine;
-    const float up = swapped ? cosine : sine;
-    return {((quarter + 1) & 2) != 0 ? -across : across, (quarter & 2) != 0 ? -up : up};
 }
 
 /// A pair of uniform numbers gives a pair of normal ones: elements 2k and 2k + 1.

@@ -19,21 +19,21 @@ namespace potluck::cpu {
 namespace detail {
 
 /// 2^n for n in [-126, 127], given as an unsigned number that may have wrapped.
-[[gnu::always_inline]] inline float power_of_two(std::uint32_t n) {
+[[gnu::always_inline]] constexpr float power_of_two(std::uint32_t n) {
     return std::bit_cast<float>((n + 127U) << 23);
 }
 
 /// x with its magnitude cut to `limit`; NaN is cut too. In integers: of what follows a floating comparison
 /// with a constant the compiler makes two versions and computes both, and operations on the subnormal numbers
 /// of the one that nobody asked for take a hundred times as long.
-[[gnu::always_inline]] inline float cut(float x, float limit) {
+[[gnu::always_inline]] constexpr float cut(float x, float limit) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = std::min(bits & 0x7fffffffU, std::bit_cast<std::uint32_t>(limit));
     return std::bit_cast<float>((bits & 0x80000000U) | magnitude);
 }
 
 /// exp(high + low) for |high| up to 106 and |low| far smaller.
-[[gnu::always_inline]] inline float exponential_of_sum(float high, float low) {
+[[gnu::always_inline]] constexpr float exponential_of_sum(float high, float low) {
     constexpr float log2_of_e = 0x1.715476p+0F;
     constexpr float ln2_high = 0x1.62e400p-1F;  // 15 bits: n * ln2_high is exact
     constexpr float ln2_low = 0x1.7f7d1cp-20F;
@@ -141,8 +141,8 @@ struct NormalTail {
     float tail;
     float bell;
 };
-/// Both to 5 ulp, in relative terms also far out in the tail.
-[[gnu::always_inline]] inline NormalTail normal_tail(float x) {
+/// Both to 5 ulp, in relative terms also far out in the tail. (constexpr: so kernels of CUDA devices may call it.)
+[[gnu::always_inline]] constexpr NormalTail normal_tail(float x) {
     const float a = detail::cut(std::fabs(x), 14.5F);  // both are 0 from there on
     // a^2 = high^2 + (a - high) (a + high), where high has 12 bits and so an exact square: x^2 to more than
     // 24 bits.

@@ -356,7 +356,7 @@ TEST_CASE("ops: bad input is refused with a message that names the values, the s
                 }
                 if (test_device() == Device::cpu())
                     of_cpu.push_back(message);
-                else if (message.find(name_of(test_device())) == std::string::npos)  // no memory there
+                else if (message.find("out of memory") == std::string::npos)  // whose numbers differ
                     CHECK(message == of_cpu[number]);
             }
         }

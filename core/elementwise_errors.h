@@ -1,0 +1,25 @@
+#pragma once
+
+// Internal: the names of element-wise ops, and what their kernels say of bad input, the same on every device.
+
+#include <cstdint>
+
+#include "core/backend.h"
+#include "core/error.h"
+
+namespace potluck {
+
+/// "exp", "gelu": the names of the public functions.
+const char* name_of(UnaryOp op);
+const char* name_of(BinaryOp op);
+
+/// Of an op that integers do not have.
+Error no_integer_version(UnaryOp op, DType dtype);
+/// Of an op whose gradient is made of other ops.
+Error no_fused_backward(UnaryOp op);
+/// Of a divisor of 0 or a negative exponent at a row-major position.
+Error bad_integer_operand(BinaryOp op, std::int64_t position, std::int64_t value);
+/// Of an integer sum whose terms are scaled by a fraction.
+Error no_integer_scale(double scale, DType dtype);
+
+}  // namespace potluck

@@ -1,0 +1,124 @@
+// Functions of one tensor, among them the activations, and the fused gradients of these. One thread takes one pack of
+// neighbours (element_map.h) and asks once for the pack which op is wanted, so there is one kernel for each dtype, not one
+// for each dtype and op.
+//
+// Floors: unary reads and writes each element once (2 sizeof(T) bytes), unary_backward reads x and dy and writes dx
+// (3 sizeof(T) bytes). The arithmetic, at most some forty operations an element, hides behind the memory.
+
+#include "core/elementwise_errors.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels/computed.h"
+#include "cuda/kernels/element_map.h"
+#include "cuda/kernels/elementary.h"
+
+namespace potluck {
+namespace cuda {
+namespace {
+
+struct Unary {
+    UnaryOp op;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& x) const {
+        compute_type<T> values[N];
+        to_computed(x, values);
+        apply_unary(op, values);
+        from_computed(values, y);
+    }
+};
+
+/// Apart from the others: arguments far from 0 take long arithmetic on a stack, which a whole kernel then has.
+struct SineOrCosine {
+    UnaryOp op;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& x) const {
+        for (int i = 0; i < N; ++i) {
+            const compute_type<T> value = to_compute(x.values[i]);
+            y.values[i] = from_compute<T>(op == UnaryOp::sine ? std::sin(value) : std::cos(value));
+        }
+    }
+};
+
+/// is_nan, is_finite, logical_not.
+struct Test {
+    UnaryOp op;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<bool, N>& y, const Pack<T, N>& x) const {
+        compute_type<T> values[N];
+        to_computed(x, values);
+        for (int i = 0; i < N; ++i) {
+            const compute_type<T> value = values[i];
+            if (op == UnaryOp::logical_not)
+                y.values[i] = value == 0;
+            else if (op == UnaryOp::is_nan)
+                y.values[i] = value != value;
+            else  // infinity - infinity and NaN - NaN are NaN, which differs from itself
+                y.values[i] = value - value == 0;
+        }
+    }
+};
+
+struct UnaryBackward {
+    UnaryOp op;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<T, N>& dx, const Pack<T, N>& x,
+                               const Pack<T, N>& dy) const {
+        compute_type<T> values[N], slopes[N];
+        to_computed(x, values);
+        to_computed(dy, slopes);
+        apply_unary_backward(op, values, slopes, slopes);
+        from_computed(slopes, dx);
+    }
+};
+
+bool writes_bool(UnaryOp op) {
+    return op == UnaryOp::is_nan || op == UnaryOp::is_finite || op == UnaryOp::logical_not;
+}
+
+bool integers_have(UnaryOp op) {
+    switch (op) {
+        case UnaryOp::negate:
+        case UnaryOp::absolute:
+        case UnaryOp::sign:
+        case UnaryOp::square:
+        case UnaryOp::floor:
+        case UnaryOp::ceil:
+        case UnaryOp::round:
+        case UnaryOp::relu:
+            return true;
+        default:
+            return writes_bool(op);
+    }
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
+    if (!is_floating(x.dtype()) && !cuda::integers_have(op)) throw no_integer_version(op, x.dtype());
+    if (cuda::writes_bool(op)) {
+        cuda::visit_device(x.dtype(), [&](auto zero) {
+            cuda::ElementMap<bool, decltype(zero)>::run(stream(), cuda::Test{op}, y, x);
+        });
+    } else if (op == UnaryOp::sine || op == UnaryOp::cosine) {
+        cuda::visit_device_floating(x.dtype(), [&](auto zero) {
+            using T = decltype(zero);
+            cuda::ElementMap<T, T>::run(stream(), cuda::SineOrCosine{op}, y, x);
+        });
+    } else {
+        cuda::visit_device(x.dtype(), [&](auto zero) {
+            using T = decltype(zero);
+            cuda::ElementMap<T, T>::run(stream(), cuda::Unary{op}, y, x);
+        });
+    }
+}
+
+void CudaBackend::unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) {
+    if (op != UnaryOp::relu && op != UnaryOp::gelu && op != UnaryOp::gelu_tanh && op != UnaryOp::silu)
+        throw no_fused_backward(op);
+    cuda::visit_device_floating(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        cuda::ElementMap<T, T, T>::run(stream(), cuda::UnaryBackward{op}, dx, x, dy);
+    });
+}
+
+}  // namespace potluck

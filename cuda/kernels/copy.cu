@@ -1,0 +1,229 @@
+// Copies between any strides and any two dtypes, and fills. Three kernels and one call of the runtime:
+//
+//   straight   the same dtype, both in one piece: the runtime's own copy
+//   turned     source and target are dense along different axes (a transpose): one block moves a tile of 32 x 32 elements
+//              through shared memory, so that it reads whole rows of the source and writes whole rows of the target
+//   all else   element by element, as in element_map.h: one thread a pack of 16 bytes where the strides allow it
+//
+// Before that the axes are put in the order in which the target lies in memory, so that a copy from one transposed tensor
+// to another is a straight one. Elements of one dtype are moved as words of their size.
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "core/cpu/convert.h"
+#include "core/format.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels/convert.h"
+#include "cuda/kernels/element_map.h"
+
+namespace potluck {
+namespace cuda {
+namespace {
+
+// Floor: sizeof(From) + sizeof(To) bytes an element.
+struct Convert {
+    template <int N, class To, class From>
+    __device__ void operator()(std::int64_t, Pack<To, N>& y, const Pack<From, N>& x) const {
+        for (int i = 0; i < N; ++i) y.values[i] = convert_element<To>(x.values[i]);
+    }
+};
+
+// Floor: sizeof(Word) bytes an element, written.
+template <class Word>
+struct Fill {
+    Word word;
+    template <int N>
+    __device__ void operator()(std::int64_t, Pack<Word, N>& y) const {
+        for (int i = 0; i < N; ++i) y.values[i] = word;
+    }
+};
+
+// ---- transposes ----
+
+constexpr int tile = 32;
+constexpr int tile_rows = 8;  // of threads: each thread moves 32 / 8 elements
+
+/// Planes of (rows, columns) elements; a row of the source is dense along its columns, a column of the target along its
+/// rows.
+struct Turn {
+    Layout<2> planes;  // target, source
+    std::int64_t rows, columns;
+    std::int64_t from_row;   // from one row of the source to the next
+    std::int64_t to_column;  // from one column of the target to the next
+    std::int64_t row_tiles, column_tiles;
+};
+
+// Floor: 2 sizeof(Word) bytes an element. A tile has a column more than it needs, so that the lanes of a warp that read
+// down a column find their words in different banks of the shared memory.
+template <class Index, class Word>
+__global__ void __launch_bounds__(tile* tile_rows) turn_kernel(const Turn turn, Word* to, const Word* from) {
+    __shared__ Word words[tile][tile + 1];
+    const int lane = static_cast<int>(threadIdx.x);
+    const std::int64_t tiles = turn.planes.count * turn.row_tiles * turn.column_tiles;
+    for (std::int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+        const auto plane_tiles = static_cast<Index>(turn.row_tiles * turn.column_tiles);
+        const auto plane = static_cast<Index>(static_cast<Index>(index) / plane_tiles);
+        const auto in_plane = static_cast<Index>(static_cast<Index>(index) - plane * plane_tiles);
+        const auto row_tile = static_cast<Index>(in_plane / static_cast<Index>(turn.column_tiles));
+        const std::int64_t row = static_cast<std::int64_t>(row_tile) * tile;
+        const std::int64_t column =
+            static_cast<std::int64_t>(in_plane - row_tile * static_cast<Index>(turn.column_tiles)) * tile;
+        std::int64_t offset[2];
+        turn.planes.offsets(plane, offset);
+        const Word* source = from + offset[1] + row * turn.from_row + column;
+        Word* target = to + offset[0] + column * turn.to_column + row;
+        const std::int64_t rows = turn.rows - row;
+        const std::int64_t columns = turn.columns - column;
+        for (int i = static_cast<int>(threadIdx.y); i < tile; i += tile_rows)
+            if (i < rows && lane < columns) words[i][lane] = source[i * turn.from_row + lane];
+        __syncthreads();
+        for (int i = static_cast<int>(threadIdx.y); i < tile; i += tile_rows)
+            if (i < columns && lane < rows) target[i * turn.to_column + lane] = words[lane][i];
+        __syncthreads();
+    }
+}
+
+/// x without the axes `first` and `second`, at their first entries.
+Tensor without_axes(const Tensor& x, std::size_t first, std::size_t second) {
+    Shape shape;
+    Strides strides;
+    for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
+        if (axis != first && axis != second) {
+            shape.push_back(x.shape()[axis]);
+            strides.push_back(x.strides()[axis]);
+        }
+    return x.alias(shape, strides, x.offset());
+}
+
+/// `dense` is the axis along which the source is dense; the target is dense along its last axis.
+void copy_turned(cudaStream_t stream, const Tensor& from, Tensor& to, std::size_t dense) {
+    const std::size_t inner = to.shape().size() - 1;
+    const Tensor target_planes = without_axes(to, dense, inner);
+    const Tensor source_planes = without_axes(from, dense, inner);
+    Turn turn{.planes = layout_of<2>({&target_planes, &source_planes}),
+              .rows = to.shape()[inner],
+              .columns = to.shape()[dense],
+              .from_row = from.strides()[inner],
+              .to_column = to.strides()[dense],
+              .row_tiles = (to.shape()[inner] + tile - 1) / tile,
+              .column_tiles = (to.shape()[dense] + tile - 1) / tile};
+    const std::int64_t tiles = turn.planes.count * turn.row_tiles * turn.column_tiles;
+    const bool narrow = tiles <= static_cast<std::int64_t>(std::numeric_limits<std::uint32_t>::max());
+    visit_word(to.dtype(), [&](auto zero) {
+        using Word = decltype(zero);
+        launch(narrow ? turn_kernel<std::uint32_t, Word> : turn_kernel<std::uint64_t, Word>,
+               dim3(blocks_for(tiles, 1)), dim3(tile, tile_rows), 0, stream, turn, elements_of<Word>(to),
+               static_cast<const Word*>(elements_of<Word>(from)));
+    });
+}
+
+/// The axis along which the source is dense when a copy by tiles pays, else the last one.
+std::size_t turned_axis(const Tensor& from, const Tensor& to) {
+    constexpr std::int64_t least = 4;  // entries along both axes
+    const std::size_t inner = to.shape().size() - 1;
+    if (to.strides()[inner] != 1 || from.strides()[inner] == 1 || from.strides()[inner] == 0 ||
+        to.shape()[inner] < least)
+        return inner;
+    for (std::size_t axis = inner; axis-- > 0;)
+        if (from.strides()[axis] == 1 && to.shape()[axis] >= least) return axis;
+    return inner;
+}
+
+// ---- choosing ----
+
+/// The axes of the target from the slowest in memory to the fastest, without those of size 1 and neighbours that both
+/// sides cross in equal steps.
+void put_in_memory_order(Tensor& from, Tensor& to) {
+    std::vector<std::size_t> order(to.shape().size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        const auto key = [&](std::size_t axis) {
+            return std::pair(std::abs(to.strides()[axis]), std::abs(from.strides()[axis]));
+        };
+        return key(a) > key(b);
+    });
+    Shape shape;
+    Strides from_strides, to_strides;
+    for (const std::size_t axis : order) {
+        shape.push_back(to.shape()[axis]);
+        from_strides.push_back(from.strides()[axis]);
+        to_strides.push_back(to.strides()[axis]);
+    }
+    const Tensor ordered_from = from.alias(shape, from_strides, from.offset());
+    const Tensor ordered_to = to.alias(shape, to_strides, to.offset());
+    const std::array<const Tensor*, 2> both{&ordered_from, &ordered_to};
+    const MergedAxes merged = merge_axes(both);
+    from = from.alias(merged.sizes, merged.strides[0], from.offset());
+    to = to.alias(merged.sizes, merged.strides[1], to.offset());
+}
+
+/// Both are in memory order.
+void copy_ordered(cudaStream_t stream, const Tensor& from, Tensor& to) {
+    if (to.rank() > most_axes) {  // more than a kernel walks
+        for (std::int64_t i = 0; i < to.shape()[0]; ++i) {
+            const auto entry = [i](const Tensor& x) {
+                return x.alias(Shape(x.shape().begin() + 1, x.shape().end()),
+                               Strides(x.strides().begin() + 1, x.strides().end()),
+                               x.offset() + i * x.strides()[0]);
+            };
+            Tensor part = entry(to);
+            copy_ordered(stream, entry(from), part);
+        }
+        return;
+    }
+    if (from.dtype() != to.dtype()) {
+        visit_device(to.dtype(), [&](auto to_zero) {
+            visit_device(from.dtype(), [&](auto from_zero) {
+                ElementMap<decltype(to_zero), decltype(from_zero)>::run(stream, Convert{}, to, from);
+            });
+        });
+        return;
+    }
+    if (from.is_contiguous() && to.is_contiguous()) {
+        check(cudaMemcpyAsync(to.raw_data(), from.raw_data(), static_cast<std::size_t>(to.bytes()),
+                              cudaMemcpyDeviceToDevice, stream),
+              "cudaMemcpyAsync");
+        return;
+    }
+    const std::size_t dense = to.rank() == 0 ? 0 : turned_axis(from, to);
+    if (dense + 1 < to.shape().size()) return copy_turned(stream, from, to, dense);
+    visit_word(to.dtype(), [&](auto zero) {
+        using Word = decltype(zero);
+        ElementMap<Word, Word>::run(stream, Convert{}, to, from);
+    });
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::copy(const Tensor& from, Tensor& to) {
+    if (from.shape() != to.shape())
+        throw Error("copy",
+                    fmt::format("shapes differ: {} into {}.", pretty(from.shape()), pretty(to.shape())));
+    if (to.count() == 0) return;
+    Tensor source = from;
+    Tensor target = to;
+    cuda::put_in_memory_order(source, target);
+    cuda::copy_ordered(stream(), source, target);
+}
+
+void CudaBackend::fill(Tensor& to, const Scalar& value) {
+    // One element of the target's dtype; its bytes are repeated.
+    std::uint64_t element = 0;
+    if (value.is_floating()) {
+        const double number = value.to_double();
+        cpu::convert(&number, DType::f64, 1, &element, to.dtype(), 1, 1);
+    } else {
+        const std::int64_t number = value.to_int64();
+        cpu::convert(&number, DType::i64, 1, &element, to.dtype(), 1, 1);
+    }
+    cuda::visit_word(to.dtype(), [&](auto zero) {
+        using Word = decltype(zero);
+        // Little endian, as every machine with a CUDA device is.
+        cuda::ElementMap<Word>::run(stream(), cuda::Fill<Word>{static_cast<Word>(element)}, to);
+    });
+}
+
+}  // namespace potluck

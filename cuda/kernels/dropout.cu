@@ -1,0 +1,47 @@
+// Dropout: the mask of the CPU, computed where it is used and stored nowhere. A thread draws the numbers of its own pack
+// of neighbours (random_words.h), so backward, which is the same kernel on dy, draws the same mask.
+//
+// Floor: 2 sizeof(T) bytes an element; 5 products of 32 x 32 bits an element.
+
+#include "core/cpu/dropout_rule.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels/element_map.h"
+#include "cuda/kernels/random_words.h"
+
+namespace potluck {
+namespace cuda {
+namespace {
+
+template <class Computed>
+struct Dropout {
+    RandomKey key;
+    std::uint32_t lowest_kept;
+    Computed scale;
+
+    template <int N, class T>
+    __device__ void operator()(std::int64_t first, Pack<T, N>& y, const Pack<T, N>& x) const {
+        std::uint32_t words[N];
+        random_words(key, first, words);
+        for (int i = 0; i < N; ++i) {
+            const Computed kept = to_compute(x.values[i]) * scale;
+            y.values[i] = from_compute<T>(words[i] >= lowest_kept ? kept : Computed{0});
+        }
+    }
+};
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::dropout(RandomKey key, double p, const Tensor& x, Tensor& y) {
+    const std::uint64_t threshold = cpu::dropout_threshold(p);
+    if (threshold >> 32 != 0) return fill(y, 0);  // p = 1
+    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using Computed = cuda::compute_type<T>;
+        const cuda::Dropout<Computed> body{key, static_cast<std::uint32_t>(threshold),
+                                           static_cast<Computed>(1.0 / (1.0 - p))};
+        cuda::ElementMap<T, T>::run(stream(), body, y, x);
+    });
+}
+
+}  // namespace potluck

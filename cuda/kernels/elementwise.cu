@@ -1,0 +1,177 @@
+// Arithmetic and comparisons of two tensors, choices between two, and scaled sums. One thread takes one pack of neighbours
+// (element_map.h) and asks once for the pack which op is wanted, so there is one kernel for each dtype, not one for each
+// dtype and op.
+//
+// Floors: 3 sizeof(T) bytes an element for two operands of the full shape (a comparison writes 1 byte), fewer where one
+// is broadcast; where reads 1 + 2 sizeof(T) and writes sizeof(T); add_scaled reads x and y and writes y. One to twenty
+// operations an element.
+
+#include "core/elementwise_errors.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/kernels/computed.h"
+#include "cuda/kernels/convert.h"
+#include "cuda/kernels/element_map.h"
+#include "cuda/kernels/elementary.h"
+
+namespace potluck {
+namespace cuda {
+namespace {
+
+struct Binary {
+    BinaryOp op;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& a, const Pack<T, N>& b) const {
+        compute_type<T> left[N], right[N];
+        to_computed(a, left);
+        to_computed(b, right);
+        apply_binary(op, left, right, left);
+        from_computed(left, y);
+    }
+};
+
+struct Compare {
+    CompareOp op;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<bool, N>& y, const Pack<T, N>& a,
+                               const Pack<T, N>& b) const {
+        compute_type<T> left[N], right[N];
+        to_computed(a, left);
+        to_computed(b, right);
+        const auto each = [&](auto function) {
+            for (int i = 0; i < N; ++i) y.values[i] = function(left[i], right[i]);
+        };
+        switch (op) {
+            case CompareOp::equal:
+                return each([](auto u, auto v) { return u == v; });
+            case CompareOp::not_equal:
+                return each([](auto u, auto v) { return u != v; });
+            case CompareOp::less:
+                return each([](auto u, auto v) { return u < v; });
+            case CompareOp::less_equal:
+                return each([](auto u, auto v) { return u <= v; });
+            case CompareOp::greater:
+                return each([](auto u, auto v) { return u > v; });
+            default:  // greater_equal
+                return each([](auto u, auto v) { return u >= v; });
+        }
+    }
+};
+
+/// Moves words, whatever their dtype.
+struct Where {
+    template <int N, class Word>
+    __device__ void operator()(std::int64_t, Pack<Word, N>& y, const Pack<bool, N>& condition,
+                               const Pack<Word, N>& a, const Pack<Word, N>& b) const {
+        for (int i = 0; i < N; ++i) y.values[i] = condition.values[i] ? a.values[i] : b.values[i];
+    }
+};
+
+/// y + factor x, of which x may have another floating dtype.
+template <class Computed>
+struct AddScaled {
+    Computed factor;
+    template <int N, class T, class From>
+    __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& sum,
+                               const Pack<From, N>& x) const {
+        for (int i = 0; i < N; ++i) {
+            const Computed term = convert_element<Computed>(x.values[i]);
+            if constexpr (std::is_integral_v<Computed>)
+                y.values[i] = from_compute<T>(detail::integer(detail::bits(to_compute(sum.values[i])) +
+                                                              detail::bits(factor) * detail::bits(term)));
+            else
+                y.values[i] = from_compute<T>(to_compute(sum.values[i]) + factor * term);
+        }
+    }
+};
+
+// Reports the first element of b that is 0 (for quotients) or negative (for exponents). Floor: reads b once.
+template <class Index, class T>
+__global__ void __launch_bounds__(256)
+    check_operand_kernel(const Layout<1> layout, bool divides, const T* b, unsigned long long* fault) {
+    for (std::int64_t i = global_thread(); i < layout.count; i += global_threads()) {
+        std::int64_t offset[1];
+        layout.offsets(static_cast<Index>(i), offset);
+        const std::int64_t value = to_compute(b[offset[0]]);
+        if (divides ? value == 0 : value < 0) atomicMin(fault, static_cast<unsigned long long>(i));
+    }
+}
+
+/// The element at a row-major position, on the host.
+std::int64_t integer_at(const Tensor& x, std::int64_t position) {
+    std::int64_t offset = x.offset();
+    for (std::size_t axis = x.shape().size(); axis-- > 0; position /= x.shape()[axis])
+        offset += position % x.shape()[axis] * x.strides()[axis];
+    return x.alias({}, {}, offset).item<std::int64_t>();
+}
+
+}  // namespace
+}  // namespace cuda
+
+void CudaBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    const bool divides = op == BinaryOp::divide || op == BinaryOp::remainder;
+    if (!is_floating(y.dtype()) && (divides || op == BinaryOp::power) && y.count() > 0) {
+        // Integers have no quotient by zero and no power with a negative exponent. Looks before anything is written.
+        const cuda::Layout<1> layout = cuda::layout_of<1>({&b});
+        cuda::visit_device(b.dtype(), [&](auto zero) {
+            using T = decltype(zero);
+            if constexpr (std::is_integral_v<T>)
+                cuda::launch(layout.fits<std::uint32_t>() ? cuda::check_operand_kernel<std::uint32_t, T>
+                                                          : cuda::check_operand_kernel<std::uint64_t, T>,
+                             dim3(cuda::blocks_for(layout.count, 256)), dim3(256), 0, stream(), layout,
+                             divides, static_cast<const T*>(cuda::elements_of<T>(b)), fault_position());
+        });
+        if (const auto position = take_fault())
+            throw bad_integer_operand(op, *position, cuda::integer_at(b, *position));
+    }
+    cuda::visit_device(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        cuda::ElementMap<T, T, T>::run(stream(), cuda::Binary{op}, y, a, b);
+    });
+}
+
+void CudaBackend::compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    cuda::visit_device(a.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        cuda::ElementMap<bool, T, T>::run(stream(), cuda::Compare{op}, y, a, b);
+    });
+}
+
+void CudaBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
+    cuda::visit_word(y.dtype(), [&](auto zero) {
+        using Word = decltype(zero);
+        cuda::ElementMap<Word, bool, Word, Word>::run(stream(), cuda::Where{}, y, condition, a, b);
+    });
+}
+
+void CudaBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
+    const auto converted = [&](DType dtype) {
+        if (x.dtype() == dtype) return x;
+        Tensor copy_of_x = Tensor::empty(x.shape(), {dtype, x.device()});
+        copy(x, copy_of_x);
+        return copy_of_x;
+    };
+    if (!is_floating(y.dtype())) {
+        const std::int64_t factor = Scalar(scale).to_int64();
+        if (static_cast<double>(factor) != scale) throw no_integer_scale(scale, y.dtype());
+        const Tensor whole = converted(DType::i64);
+        cuda::visit_device(y.dtype(), [&](auto zero) {
+            using T = decltype(zero);
+            if constexpr (std::is_integral_v<T>)
+                cuda::ElementMap<T, T, std::int64_t>::run(stream(), cuda::AddScaled<std::int64_t>{factor}, y,
+                                                          y, whole);
+        });
+        return;
+    }
+    const Tensor terms =
+        is_floating(x.dtype()) ? x : converted(y.dtype() == DType::f64 ? DType::f64 : DType::f32);
+    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using Computed = cuda::compute_type<T>;
+        cuda::visit_device_floating(terms.dtype(), [&](auto other) {
+            cuda::ElementMap<T, T, decltype(other)>::run(
+                stream(), cuda::AddScaled<Computed>{static_cast<Computed>(scale)}, y, y, terms);
+        });
+    });
+}
+
+}  // namespace potluck
