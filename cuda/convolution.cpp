@@ -138,7 +138,9 @@ void CudaBackend::convolution_backward(const Tensor& x, const Tensor& weight, co
             convolve(*this, plans, ConvolutionPass::weight_gradient, packed(*this, x), dweight, packed_dy,
                      options, /*accumulate=*/false);
     }
-    if (dbias_or_none.defined()) {
+    if (dbias_or_none.defined() && dy.count() == 0) {
+        fill(dbias_or_none, 0);
+    } else if (dbias_or_none.defined()) {
         const Strides& steps = dy.strides();
         reduce(ReduceOp::sum,
                dy.alias({dy.size(1), dy.size(0), dy.size(2), dy.size(3)},

@@ -1,0 +1,411 @@
+// The emulator's doubles of cuBLASLt and cuDNN refuse what the real libraries refuse: each test plants one fault.
+
+#include <cublasLt.h>
+#include <cudnn.h>
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/ops/matmul.h"
+#include "core/factories.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/cuda_emulator/library_refusal.h"
+#include "tests/expect_error.h"
+
+namespace potluck::test {
+namespace {
+
+/// Device memory that is freed at the end, full of ones (of f32) unless it is left unwritten.
+class DeviceMemory {
+public:
+    explicit DeviceMemory(std::int64_t floats, bool written = true) {
+        REQUIRE(cudaMalloc(&data_, static_cast<std::size_t>(floats) * sizeof(float)) == cudaSuccess);
+        const std::vector<float> values(static_cast<std::size_t>(floats), 1.0F);
+        if (written)
+            REQUIRE(cudaMemcpy(data_, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice) ==
+                    cudaSuccess);
+    }
+    ~DeviceMemory() { free(); }
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+    void free() {
+        if (data_ != nullptr && !freed_) cudaFree(data_);
+        freed_ = true;
+    }
+    float* get() const { return static_cast<float*>(data_); }
+    std::vector<float> read(std::int64_t floats) const {
+        std::vector<float> values(static_cast<std::size_t>(floats));
+        cudaMemcpy(values.data(), data_, values.size() * sizeof(float), cudaMemcpyDeviceToHost);
+        return values;
+    }
+
+private:
+    void* data_ = nullptr;
+    bool freed_ = false;
+};
+
+/// A product of the library, right as it stands: D (m, n) = A (m, k) B (k, n), by columns. Tests spoil one thing.
+struct Product {
+    std::int64_t m = 8, n = 4, k = 16;
+    std::int64_t a_leading = 8, b_leading = 16, d_leading = 8;
+    cudaDataType type = CUDA_R_32F;
+    cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+    cudaDataType scale = CUDA_R_32F;
+    std::int32_t a_order = CUBLASLT_ORDER_COL;
+    std::int32_t a_batch = 1, batch = 1;
+    std::int64_t d_batch_stride = 0;
+    std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    const void* bias = nullptr;
+    std::uint32_t alignment = 256;
+    float beta = 0.0F;
+
+    cublasLtHandle_t handle = nullptr;
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
+    cublasLtMatmulHeuristicResult_t result{};
+
+    ~Product() {
+        cublasLtMatrixLayoutDestroy(a);
+        cublasLtMatrixLayoutDestroy(b);
+        cublasLtMatrixLayoutDestroy(d);
+        cublasLtMatmulDescDestroy(operation);
+        cublasLtDestroy(handle);
+    }
+
+    cublasStatus_t prepare() {
+        const auto layout = [&](cublasLtMatrixLayout_t& place, std::int64_t rows, std::int64_t columns,
+                                std::int64_t leading, std::int32_t count, std::int64_t stride) {
+            cublasLtMatrixLayoutCreate(&place, type, static_cast<std::uint64_t>(rows),
+                                       static_cast<std::uint64_t>(columns), leading);
+            cublasLtMatrixLayoutSetAttribute(place, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                             sizeof(count));
+            cublasLtMatrixLayoutSetAttribute(place, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                             sizeof(stride));
+        };
+        cublasLtCreate(&handle);
+        cublasLtMatmulDescCreate(&operation, compute, scale);
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        layout(a, m, k, a_leading, a_batch, 0);
+        layout(b, k, n, b_leading, batch, 0);
+        layout(d, m, n, d_leading, batch, d_batch_stride);
+        cublasLtMatrixLayoutSetAttribute(a, CUBLASLT_MATRIX_LAYOUT_ORDER, &a_order, sizeof(a_order));
+        cublasLtMatmulPreference_t preference = nullptr;
+        cublasLtMatmulPreferenceCreate(&preference);
+        const std::uint64_t workspace = 1 << 20;
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                             sizeof(workspace));
+        for (const auto attribute :
+             {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+            cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment));
+        int found = 0;
+        const cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, d, d, preference, 1, &result, &found);
+        cublasLtMatmulPreferenceDestroy(preference);
+        return status;
+    }
+
+    cublasStatus_t run(const float* a_data, const float* b_data, float* d_data, void* workspace = nullptr,
+                       std::size_t workspace_bytes = 0) {
+        const float one = 1.0F;
+        return cublasLtMatmul(handle, operation, &one, a_data, a, b_data, b, &beta, d_data, d, d_data, d,
+                              &result.algo, workspace, workspace_bytes, nullptr);
+    }
+};
+
+bool refused_because(const std::string& text) { return contains(emulator::last_library_refusal(), text); }
+
+/// The descriptors are refused, when the heuristic is asked, because of what `spoil` does.
+void expect_refusal(cublasStatus_t status, const std::string& reason,
+                    const std::function<void(Product&)>& spoil) {
+    Product product;
+    spoil(product);
+    CHECK(product.prepare() == status);
+    CAPTURE(emulator::last_library_refusal());
+    CHECK(refused_because(reason));
+}
+
+}  // namespace
+
+TEST_CASE("cuBLASLt double: a right product is computed") {
+    DeviceMemory a(8 * 16), b(16 * 4), d(8 * 4, /*written=*/false);
+    Product product;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    CHECK(product.run(a.get(), b.get(), d.get()) == CUBLAS_STATUS_SUCCESS);
+    CHECK(d.read(32) == std::vector<float>(32, 16.0F));
+}
+
+TEST_CASE("cuBLASLt double: refuses bad descriptors") {
+    const auto invalid = CUBLAS_STATUS_INVALID_VALUE, unsupported = CUBLAS_STATUS_NOT_SUPPORTED;
+    expect_refusal(invalid, "leading dimension of A is 7", [](Product& p) { p.a_leading = 7; });
+    expect_refusal(invalid, "leading dimension of B", [](Product& p) { p.b_leading = -16; });
+    expect_refusal(unsupported, "order", [](Product& p) { p.a_order = CUBLASLT_ORDER_COL32; });
+    // Read by rows, the same leading dimension is too small.
+    expect_refusal(invalid, "16 columns", [](Product& p) { p.a_order = CUBLASLT_ORDER_ROW; });
+    expect_refusal(unsupported, "table of types", [](Product& p) { p.scale = CUDA_R_64F; });
+    expect_refusal(unsupported, "table of types", [](Product& p) { p.compute = CUBLAS_COMPUTE_64F; });
+    expect_refusal(unsupported, "table of types", [](Product& p) { p.type = CUDA_R_64F; });
+    expect_refusal(invalid, "batch count of A", [](Product& p) {
+        p.batch = 2;
+        p.d_batch_stride = 32;
+    });
+    expect_refusal(invalid, "overlap", [](Product& p) {
+        p.a_batch = p.batch = 2;
+        p.d_batch_stride = 31;
+    });
+    expect_refusal(unsupported, "65535", [](Product& p) {
+        p.a_batch = p.batch = 65536;
+        p.d_batch_stride = 32;
+    });
+    expect_refusal(invalid, "size of 0", [](Product& p) { p.k = 0; });
+    expect_refusal(invalid, "no bias pointer", [](Product& p) { p.epilogue = CUBLASLT_EPILOGUE_BIAS; });
+    expect_refusal(unsupported, "64-bit types have no epilogue", [](Product& p) {
+        p.type = p.scale = CUDA_R_64F;
+        p.compute = CUBLAS_COMPUTE_64F;
+        p.epilogue = CUBLASLT_EPILOGUE_BIAS;
+        p.bias = &p;
+    });
+    expect_refusal(unsupported, "across their own size", [](Product& p) { p.alignment = 2; });
+}
+
+TEST_CASE(
+    "cuBLASLt double: refuses handles and descriptors that are not alive, and attributes of a wrong size") {
+    Product product;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    const std::int32_t four_bytes = 8;
+    CHECK(cublasLtMatrixLayoutSetAttribute(product.a, CUBLASLT_MATRIX_LAYOUT_LD, &four_bytes,
+                                           sizeof(four_bytes)) == CUBLAS_STATUS_INVALID_VALUE);
+    DeviceMemory a(8 * 16), b(16 * 4), d(8 * 4);
+    cublasLtMatrixLayoutDestroy(product.b);
+    CHECK(product.run(a.get(), b.get(), d.get()) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(refused_because("layout was never created, or was destroyed"));
+    CHECK(cublasLtMatrixLayoutDestroy(product.b) == CUBLAS_STATUS_INVALID_VALUE);
+    cublasLtDestroy(product.handle);
+    CHECK(product.run(a.get(), b.get(), d.get()) == CUBLAS_STATUS_NOT_INITIALIZED);
+}
+
+TEST_CASE("cuBLASLt double: refuses a pointer that the algorithm was not chosen for") {
+    DeviceMemory a(8 * 16 + 1), b(16 * 4), d(8 * 4);
+    Product product;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    CHECK(product.run(a.get() + 1, b.get(), d.get()) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(refused_because("A is not aligned to the 16 bytes"));
+    Product modest;
+    modest.alignment = 4;
+    REQUIRE(modest.prepare() == CUBLAS_STATUS_SUCCESS);
+    CHECK(modest.run(a.get() + 1, b.get(), d.get()) == CUBLAS_STATUS_SUCCESS);
+}
+
+TEST_CASE("cuBLASLt double: refuses an algorithm of another product, overlaps, and NULL") {
+    DeviceMemory a(8 * 16), b(16 * 4), d(8 * 4);
+    Product product, other;
+    other.m = 4;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    REQUIRE(other.prepare() == CUBLAS_STATUS_SUCCESS);
+    CHECK(product.run(a.get(), b.get(), a.get() + 16) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(refused_because("overlaps"));
+    CHECK(product.run(nullptr, b.get(), d.get()) == CUBLAS_STATUS_INVALID_VALUE);
+    product.result = other.result;
+    CHECK(product.run(a.get(), b.get(), d.get()) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(refused_because("another product"));
+}
+
+TEST_CASE("cuBLASLt double: refuses too small a workspace, none, and a misaligned one") {
+    Product product;
+    product.k = product.b_leading = 2048;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    const std::size_t needed = product.result.workspaceSize;
+    REQUIRE(needed > 0);
+    DeviceMemory a(8 * 2048), b(2048 * 4), d(8 * 4), workspace(static_cast<std::int64_t>(needed));
+    CHECK(product.run(a.get(), b.get(), d.get(), workspace.get(), needed - 1) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(refused_because("needs a workspace"));
+    CHECK(product.run(a.get(), b.get(), d.get(), nullptr, needed) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(product.run(a.get(), b.get(), d.get(), workspace.get() + 4, needed) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(refused_because("256 bytes"));
+    CHECK(product.run(a.get(), b.get(), d.get(), workspace.get(), needed) == CUBLAS_STATUS_SUCCESS);
+    CHECK(d.read(32) == std::vector<float>(32, 2048.0F));
+}
+
+TEST_CASE("cuBLASLt double: sees freed memory, memory that was never written, and reads past the end") {
+    DeviceMemory b(16 * 4), d(8 * 4);
+    const auto kind_of = [&](const float* a, float* result, float beta) {
+        Product product;
+        product.beta = beta;
+        REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+        CHECK(product.run(a, b.get(), result) == CUBLAS_STATUS_EXECUTION_FAILED);
+        const auto faults = emulator::take_faults();
+        REQUIRE(!faults.empty());
+        return faults.front().kind;
+    };
+    DeviceMemory freed(8 * 16), unwritten(8 * 16, false), small(8 * 15), a(8 * 16);
+    freed.free();
+    CHECK(kind_of(freed.get(), d.get(), 0) == emulator::FaultKind::use_after_free);
+    CHECK(kind_of(unwritten.get(), d.get(), 0) == emulator::FaultKind::never_written);
+    CHECK(kind_of(small.get(), d.get(), 0) == emulator::FaultKind::out_of_bounds);
+    CHECK(kind_of(a.get(), unwritten.get(), 1) == emulator::FaultKind::never_written);  // C is read
+}
+
+TEST_CASE("cuBLASLt double: what the library says of a view beyond its columns") {
+    // Between the columns of a view lies memory that is not its own: nobody has written it, and nobody reads it.
+    DeviceMemory whole(12 * 16, false), b(16 * 4), d(8 * 4);
+    const std::vector<float> column(8, 2.0F);
+    for (int i = 0; i < 16; ++i)
+        REQUIRE(cudaMemcpy(whole.get() + 12 * i, column.data(), 8 * sizeof(float), cudaMemcpyHostToDevice) ==
+                cudaSuccess);
+    Product product;
+    product.a_leading = 12;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    CHECK(product.run(whole.get(), b.get(), d.get()) == CUBLAS_STATUS_SUCCESS);
+    CHECK(d.read(32) == std::vector<float>(32, 32.0F));
+}
+
+TEST_CASE("products of one shape share a plan, and the library's objects stay few") {
+    const TensorOptions there{DType::f32, Device::cuda()};
+    const Tensor a = ones({5, 6}, there), b = ones({6, 7}, there);
+    matmul(a, b);
+    const std::int64_t before = emulator::live_library_objects();
+    for (int i = 0; i < 50; ++i) matmul(a, b);
+    CHECK(emulator::live_library_objects() == before);
+    // 4 objects for each of the 1024 plans that are kept at most.
+    for (std::int64_t size = 1; size < 1300; ++size) matmul(ones({1, 2}, there), ones({2, size}, there));
+    CHECK(emulator::live_library_objects() <= before + 4 * 1024);
+}
+
+// ---- cuDNN ----
+
+namespace {
+
+/// A convolution of the library, right as it stands; tests spoil one thing.
+struct Convolution {
+    int n = 2, c = 4, h = 5, w = 5, filters = 6, kernel = 3, out = 5, padding = 1, stride = 1, dilation = 1,
+        groups = 2;
+    int filter_channels = 2;
+    cudnnDataType_t type = CUDNN_DATA_FLOAT, compute = CUDNN_DATA_FLOAT;
+    cudnnMathType_t math = CUDNN_FMA_MATH;
+
+    cudnnHandle_t handle = nullptr;
+    cudnnTensorDescriptor_t x = nullptr, y = nullptr;
+    cudnnFilterDescriptor_t filter = nullptr;
+    cudnnConvolutionDescriptor_t convolution = nullptr;
+    std::size_t workspace_bytes = 0;
+
+    ~Convolution() {
+        cudnnDestroyTensorDescriptor(x);
+        cudnnDestroyTensorDescriptor(y);
+        cudnnDestroyFilterDescriptor(filter);
+        cudnnDestroyConvolutionDescriptor(convolution);
+        cudnnDestroy(handle);
+    }
+
+    cudnnStatus_t prepare() {
+        cudnnCreate(&handle);
+        cudnnCreateTensorDescriptor(&x);
+        cudnnCreateTensorDescriptor(&y);
+        cudnnCreateFilterDescriptor(&filter);
+        cudnnCreateConvolutionDescriptor(&convolution);
+        cudnnStatus_t worst = CUDNN_STATUS_SUCCESS;
+        for (const cudnnStatus_t status :
+             {cudnnSetTensor4dDescriptor(x, CUDNN_TENSOR_NCHW, type, n, c, h, w),
+              cudnnSetTensor4dDescriptor(y, CUDNN_TENSOR_NCHW, type, n, filters, out, out),
+              cudnnSetFilter4dDescriptor(filter, type, CUDNN_TENSOR_NCHW, filters, filter_channels, kernel,
+                                         kernel),
+              cudnnSetConvolution2dDescriptor(convolution, padding, padding, stride, stride, dilation,
+                                              dilation, CUDNN_CROSS_CORRELATION, compute),
+              cudnnSetConvolutionGroupCount(convolution, groups),
+              cudnnSetConvolutionMathType(convolution, math)})
+            if (status != CUDNN_STATUS_SUCCESS) worst = status;
+        if (worst != CUDNN_STATUS_SUCCESS) return worst;
+        return cudnnGetConvolutionForwardWorkspaceSize(handle, x, filter, convolution, y,
+                                                       CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+                                                       &workspace_bytes);
+    }
+
+    cudnnStatus_t run(const float* x_data, const float* w_data, float* y_data, void* workspace,
+                      std::size_t bytes) {
+        const float one = 1.0F, zero = 0.0F;
+        return cudnnConvolutionForward(handle, &one, x, x_data, filter, w_data, convolution,
+                                       CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, workspace, bytes,
+                                       &zero, y, y_data);
+    }
+};
+
+void expect_refusal(cudnnStatus_t status, const std::string& reason,
+                    const std::function<void(Convolution&)>& spoil) {
+    Convolution convolution;
+    spoil(convolution);
+    CHECK(convolution.prepare() == status);
+    CAPTURE(emulator::last_library_refusal());
+    CHECK(refused_because(reason));
+}
+
+}  // namespace
+
+TEST_CASE("cuDNN double: refuses bad descriptors") {
+    const auto bad = CUDNN_STATUS_BAD_PARAM, unsupported = CUDNN_STATUS_NOT_SUPPORTED;
+    expect_refusal(bad, "y has 4 places", [](Convolution& p) { p.out = 4; });
+    expect_refusal(bad, "channels", [](Convolution& p) { p.filter_channels = 4; });
+    expect_refusal(bad, "divide", [](Convolution& p) {
+        p.filters = 5;
+        p.groups = 2;
+    });
+    expect_refusal(bad, "padding", [](Convolution& p) { p.padding = -1; });
+    expect_refusal(bad, "stride", [](Convolution& p) { p.stride = 0; });
+    expect_refusal(bad, "dilation", [](Convolution& p) { p.dilation = 0; });
+    expect_refusal(bad, "groups", [](Convolution& p) { p.groups = 0; });
+    expect_refusal(bad, "size is not positive", [](Convolution& p) { p.n = 0; });
+    expect_refusal(unsupported, "2^31", [](Convolution& p) {
+        p.n = 65536;
+        p.c = 65536;
+    });
+    expect_refusal(unsupported, "configuration", [](Convolution& p) { p.compute = CUDNN_DATA_DOUBLE; });
+    expect_refusal(unsupported, "configuration", [](Convolution& p) { p.type = CUDNN_DATA_DOUBLE; });
+}
+
+TEST_CASE("cuDNN double: computes, and refuses too small a workspace, NULL, and what is not alive") {
+    Convolution convolution;
+    REQUIRE(convolution.prepare() == CUDNN_STATUS_SUCCESS);
+    const std::size_t bytes = convolution.workspace_bytes;
+    REQUIRE(bytes > 0);
+    DeviceMemory x(2 * 4 * 25), w(6 * 2 * 9), y(2 * 6 * 25, false),
+        workspace(static_cast<std::int64_t>(bytes));
+    CHECK(convolution.run(x.get(), w.get(), y.get(), workspace.get(), bytes) == CUDNN_STATUS_SUCCESS);
+    CHECK(y.read(300)[6] == 18.0F);  // 2 channels of 3 x 3 ones
+    CHECK(y.read(300)[0] == 8.0F);   // at the corner 2 x 2 of them
+    CHECK(convolution.run(x.get(), w.get(), y.get(), workspace.get(), bytes - 1) == CUDNN_STATUS_BAD_PARAM);
+    CHECK(refused_because("needs a workspace"));
+    CHECK(convolution.run(x.get(), w.get(), y.get(), nullptr, bytes) == CUDNN_STATUS_BAD_PARAM);
+    CHECK(convolution.run(nullptr, w.get(), y.get(), workspace.get(), bytes) == CUDNN_STATUS_BAD_PARAM);
+    w.free();
+    CHECK(convolution.run(x.get(), w.get(), y.get(), workspace.get(), bytes) ==
+          CUDNN_STATUS_EXECUTION_FAILED);
+    const auto faults = emulator::take_faults();
+    REQUIRE(!faults.empty());
+    CHECK(faults.front().kind == emulator::FaultKind::use_after_free);
+    cudnnDestroyTensorDescriptor(convolution.x);
+    CHECK(convolution.run(x.get(), w.get(), y.get(), workspace.get(), bytes) == CUDNN_STATUS_BAD_PARAM);
+    CHECK(refused_because("never created, or was destroyed"));
+}
+
+TEST_CASE("cuDNN double: rounds f32 to TF32 unless the math type forbids it") {
+    const float value = 1.0F + std::ldexp(1.0F, -20);
+    for (const cudnnMathType_t math : {CUDNN_FMA_MATH, CUDNN_DEFAULT_MATH}) {
+        Convolution convolution;
+        convolution.n = convolution.c = convolution.filters = convolution.groups =
+            convolution.filter_channels = 1;
+        convolution.kernel = 1;
+        convolution.padding = 0;
+        convolution.math = math;
+        REQUIRE(convolution.prepare() == CUDNN_STATUS_SUCCESS);
+        DeviceMemory x(25), w(1), y(25, false), workspace(64);
+        REQUIRE(cudaMemcpy(w.get(), &value, sizeof(value), cudaMemcpyHostToDevice) == cudaSuccess);
+        REQUIRE(convolution.run(x.get(), w.get(), y.get(), workspace.get(), 256) == CUDNN_STATUS_SUCCESS);
+        CHECK(y.read(25)[3] == (math == CUDNN_FMA_MATH ? value : 1.0F));
+    }
+}
+
+}  // namespace potluck::test
