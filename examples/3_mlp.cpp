@@ -4,12 +4,13 @@
 
 #include <potluck.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 
+#include "examples/digits.h"
+
 using namespace potluck;
+using digits::Digits;
 
 namespace {
 
@@ -18,33 +19,6 @@ struct Net : nn::Module {
     void members(nn::Members& m) override { m("up", up)("down", down); }
     Tensor forward(const Tensor& x) override { return down(relu(up(x))); }
 };
-
-/// Images (count, 64) between 0 and 1, and labels (count).
-struct Digits {
-    Tensor images, labels;
-};
-
-/// Every line is a label, a blank and 64 pixels from '0' (no ink) to 'G' (16).
-Digits read_digits(const std::string& path) {
-    const std::string levels = "0123456789ABCDEFG";
-    std::ifstream file(path);
-    if (!file)
-        throw Error("read_digits",
-                    "cannot read " + path + ". Start this program in the root of the sources.");
-    std::vector<double> pixels;
-    std::vector<std::int64_t> labels;
-    for (std::string line; std::getline(file, line);) {
-        const auto wrong = [&](char c) { return levels.find(c) == std::string::npos; };
-        if (line.size() != 66 || line[0] < '0' || line[0] > '9' ||
-            std::any_of(line.begin() + 2, line.end(), wrong))
-            throw Error("read_digits",
-                        path + ": line " + std::to_string(labels.size() + 1) + " is no digit.");
-        labels.push_back(line[0] - '0');
-        for (char c : line.substr(2)) pixels.push_back(static_cast<double>(levels.find(c)) / 16);
-    }
-    const auto count = static_cast<std::int64_t>(labels.size());
-    return {tensor(pixels, {count, 64}), tensor(labels, {count})};
-}
 
 /// The share of images whose largest output is the right digit.
 double accuracy(Net& net, const Digits& digits) {
@@ -63,15 +37,10 @@ void show(const Tensor& image) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    const Digits all = read_digits(argc > 1 ? argv[1] : "examples/data/digits.txt");
+    const Digits all = digits::read_digits(argc > 1 ? argv[1] : "examples/data/digits.txt");
     const int epochs = argc > 2 ? std::atoi(argv[2]) : 20;
     if (epochs < 1) throw Error("epochs", "must be a whole number of at least 1.");
-
-    // The last 360 are kept for the test: the network never learns from them.
-    const std::int64_t test_count = 360, train_count = all.labels.count() - test_count;
-    const Digits train{all.images.narrow(0, 0, train_count), all.labels.narrow(0, 0, train_count)};
-    const Digits test{all.images.narrow(0, train_count, test_count),
-                      all.labels.narrow(0, train_count, test_count)};
+    const auto [train, test] = digits::split(all);
 
     manual_seed(42);
     Net net;
@@ -90,7 +59,8 @@ int main(int argc, char** argv) try {
             sum += loss.item() * static_cast<double>(x.size(0));
         }
         if (epoch == 1 || epoch % 5 == 0)
-            std::cout << "epoch " << epoch << ": loss " << sum / static_cast<double>(train_count) << "\n";
+            std::cout << "epoch " << epoch << ": loss " << sum / static_cast<double>(train.labels.count())
+                      << "\n";
     }
     std::cout << "right on the digits it learned from: " << 100 * accuracy(net, train) << " %\n";
     std::cout << "right on digits it has never seen:   " << 100 * accuracy(net, test) << " %\n\n";

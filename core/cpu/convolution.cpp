@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "core/cpu/cpu_backend.h"
@@ -173,12 +174,13 @@ void forward(const Geometry& g, const T* x, const T* weight, const std::vector<T
     const std::int64_t depth = g.depth(), size = columns_per_tile(g.places(), depth + g.filters);
     const std::int64_t tiles = (g.places() + size - 1) / size;
     parallel_for(g.groups * tiles, 1, [&](std::int64_t first, std::int64_t last) {
-        std::vector<T> memory(static_cast<std::size_t>((depth + g.filters) * size));
+        const auto memory =
+            std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((depth + g.filters) * size));
         for (std::int64_t i = first; i < last; ++i) {
             const std::int64_t group = i / tiles, column = i % tiles * size;
             const Tile tile{0, depth, column, std::min(size, g.places() - column)};
-            const Matrix<T> columns{memory.data(), depth, tile.columns, tile.columns, 1};
-            const Matrix<T> sums{memory.data() + depth * tile.columns, g.filters, tile.columns, tile.columns,
+            const Matrix<T> columns{memory.get(), depth, tile.columns, tile.columns, 1};
+            const Matrix<T> sums{memory.get() + depth * tile.columns, g.filters, tile.columns, tile.columns,
                                  1};
             gather(g, group, tile, x, columns.data);
             for (std::int64_t f = 0; f < g.filters; ++f)
@@ -209,16 +211,18 @@ void input_gradient(const Geometry& g, const T* weight, const T* dy, T* dx) {
     const std::int64_t samples = std::max<std::int64_t>(1, least_tile_columns / g.windows());
     const std::int64_t pieces = (g.batch + samples - 1) / samples;
     const std::int64_t size =
-        std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, depth + g.filters));
+        std::min(samples * g.windows(),
+                 std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, depth + g.filters)));
     parallel_for(g.groups * pieces, 1, [&](std::int64_t first, std::int64_t last) {
-        std::vector<T> memory(static_cast<std::size_t>((depth + g.filters) * size));
+        const auto memory =
+            std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((depth + g.filters) * size));
         for (std::int64_t i = first; i < last; ++i) {
             const std::int64_t group = i / pieces, sample = i % pieces * samples;
             const std::int64_t end = std::min(g.batch, sample + samples) * g.windows();
             for (std::int64_t column = sample * g.windows(); column < end; column += size) {
                 const Tile tile{0, depth, column, std::min(size, end - column)};
-                const Matrix<T> slopes{memory.data(), g.filters, tile.columns, tile.columns, 1};
-                const Matrix<T> columns{memory.data() + g.filters * tile.columns, depth, tile.columns,
+                const Matrix<T> slopes{memory.get(), g.filters, tile.columns, tile.columns, 1};
+                const Matrix<T> columns{memory.get() + g.filters * tile.columns, depth, tile.columns,
                                         tile.columns, 1};
                 gather_filters(g, group, tile, dy, slopes.data);
                 gemm(Matrix<const T>{weight + group * g.filters * depth, g.filters, depth, depth, 1}
@@ -243,14 +247,15 @@ void weight_gradient(const Geometry& g, const T* x, const T* dy, T* dweight) {
         std::min((g.places() + 15) / 16 * 16,
                  std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, rows + g.filters)));
     parallel_for(g.groups * blocks, 1, [&](std::int64_t first, std::int64_t last) {
-        std::vector<T> memory(static_cast<std::size_t>((rows + g.filters) * size));
+        const auto memory =
+            std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((rows + g.filters) * size));
         for (std::int64_t i = first; i < last; ++i) {
             const std::int64_t group = i / blocks, row = i % blocks * rows;
             for (std::int64_t column = 0; column < g.places(); column += size) {
                 const Tile tile{row, std::min(rows, depth - row), column,
                                 std::min(size, g.places() - column)};
-                const Matrix<T> columns{memory.data(), tile.rows, tile.columns, tile.columns, 1};
-                const Matrix<T> slopes{memory.data() + tile.rows * tile.columns, g.filters, tile.columns,
+                const Matrix<T> columns{memory.get(), tile.rows, tile.columns, tile.columns, 1};
+                const Matrix<T> slopes{memory.get() + tile.rows * tile.columns, g.filters, tile.columns,
                                        tile.columns, 1};
                 gather(g, group, tile, x, columns.data);
                 gather_filters(g, group, tile, dy, slopes.data);

@@ -282,12 +282,55 @@ def op_file():
     save("ops.safetensors", cases.tensors, {**cases.options, "torch": torch.__version__})
 
 
+def convolution_file():
+    cases = Cases()
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.float64)
+
+    def convolution(name, function, x, weight, bias=True, **options):
+        inputs = {"x": normal(*x), "weight": normal(*weight)}
+        if bias:
+            inputs["bias"] = normal(weight[0])
+        cases.add(name, lambda **inputs: function(inputs["x"], inputs["weight"], inputs.get("bias"), **options), inputs,
+                  **options)
+
+    convolution("conv1d", F.conv1d, (2, 3, 7), (4, 3, 3))
+    convolution("conv1d_options", F.conv1d, (2, 4, 9), (2, 2, 3), stride=2, padding=2, dilation=2, groups=2)
+    convolution("conv2d", F.conv2d, (2, 3, 5, 4), (4, 3, 3, 2))
+    convolution("conv2d_options", F.conv2d, (1, 4, 6, 7), (6, 2, 3, 2), bias=False, stride=(2, 1), padding=(1, 2),
+                dilation=(1, 2), groups=2)
+    convolution("conv2d_depthwise", F.conv2d, (2, 3, 4, 4), (6, 1, 3, 3), padding=1, groups=3)
+
+    def pooling(name, function, x, kernel_size, **options):
+        cases.add(name, lambda x: function(x, kernel_size, **options), {"x": normal(*x)}, kernel=kernel_size, **options)
+
+    pooling("max_pool1d", F.max_pool1d, (2, 3, 8), 3, stride=2, padding=1)
+    pooling("max_pool2d", F.max_pool2d, (2, 2, 6, 5), 2)
+    pooling("max_pool2d_options", F.max_pool2d, (1, 2, 7, 8), (3, 2), stride=2, padding=1, dilation=(1, 2), ceil_mode=True)
+    pooling("average_pool1d", F.avg_pool1d, (2, 3, 8), 3, stride=2, padding=1, ceil_mode=True)
+    pooling("average_pool2d", F.avg_pool2d, (2, 2, 6, 5), 2)
+    pooling("average_pool2d_options", F.avg_pool2d, (1, 2, 6, 8), (3, 4), stride=(2, 3), padding=1, ceil_mode=True)
+    pooling("average_pool2d_without_padding", F.avg_pool2d, (1, 2, 6, 8), (3, 4), stride=(2, 3), padding=1, ceil_mode=True,
+            count_include_pad=False)
+
+    for training in (True, False):
+        name = "batch_norm" if training else "batch_norm_evaluation"
+        mean, variance = normal(3), normal(3).square() + 0.5
+        fixed = {"running_mean": mean.clone(), "running_var": variance.clone()}
+        cases.add(name, lambda x, weight, bias, **_: F.batch_norm(x, mean, variance, weight, bias, training, 0.1, 1e-5),
+                  {"x": normal(4, 3, 2, 2) * 3 + 5, "weight": normal(3), "bias": normal(3)}, fixed, training=training)
+        cases.tensors.update({f"{name}.updated_mean": mean, f"{name}.updated_var": variance})
+    save("convolution.safetensors", cases.tensors, {**cases.options, "torch": torch.__version__})
+
+
 def main():
     torch.set_num_threads(1)  # the same sums on every machine
     torch.manual_seed(20)
     model_file("gpt2.safetensors", gpt2, gpt2_weights(), GPT2)
     model_file("llama.safetensors", llama, llama_weights(), LLAMA)
     op_file()
+    convolution_file()
 
 
 if __name__ == "__main__":

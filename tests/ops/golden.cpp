@@ -80,9 +80,6 @@ const std::multimap<std::string, Function>& calls() {
     return calls;
 }
 
-/// Rotary tables are f32, whatever x is.
-double tolerance_of(const std::string& name) { return name == "rotary" ? 1e-6 : 1e-11; }
-
 void check_close(const Tensor& actual, const Tensor& expected, double tolerance) {
     REQUIRE(actual.defined());
     REQUIRE(actual.shape() == expected.shape());
@@ -95,47 +92,116 @@ void check_close(const Tensor& actual, const Tensor& expected, double tolerance)
     }
 }
 
+Function batch_norm_with(bool training) {
+    return [=](Inputs& x) {
+        const Tensor mean = clone(x["running_mean"]), variance = clone(x["running_var"]);
+        const Tensor y = batch_norm(x["x"], x["weight"], x["bias"], mean, variance, {.training = training});
+        check_close(mean, x["updated_mean"], 1e-11);
+        check_close(variance, x["updated_var"], 1e-11);
+        return y;
+    };
+}
+
+/// The same of convolution.safetensors.
+const std::multimap<std::string, Function>& convolution_calls() {
+    static const std::multimap<std::string, Function> calls{
+        {"conv1d", [](Inputs& x) { return conv1d(x["x"], x["weight"], x["bias"]); }},
+        {"conv1d_options",
+         [](Inputs& x) {
+             return conv1d(x["x"], x["weight"], x["bias"],
+                           {.stride = 2, .padding = 2, .dilation = 2, .groups = 2});
+         }},
+        {"conv2d", [](Inputs& x) { return conv2d(x["x"], x["weight"], x["bias"]); }},
+        {"conv2d_options",
+         [](Inputs& x) {
+             return conv2d(x["x"], x["weight"], {},
+                           {.stride = {2, 1}, .padding = {1, 2}, .dilation = {1, 2}, .groups = 2});
+         }},
+        {"conv2d_depthwise",
+         [](Inputs& x) { return conv2d(x["x"], x["weight"], x["bias"], {.padding = 1, .groups = 3}); }},
+        {"max_pool1d", [](Inputs& x) { return max_pool1d(x["x"], 3, {.stride = 2, .padding = 1}); }},
+        {"max_pool2d", [](Inputs& x) { return max_pool2d(x["x"], 2); }},
+        {"max_pool2d_options",
+         [](Inputs& x) {
+             return max_pool2d(x["x"], {3, 2},
+                               {.stride = 2, .padding = 1, .dilation = {1, 2}, .ceil_mode = true});
+         }},
+        {"average_pool1d",
+         [](Inputs& x) { return average_pool1d(x["x"], 3, {.stride = 2, .padding = 1, .ceil_mode = true}); }},
+        {"average_pool2d", [](Inputs& x) { return average_pool2d(x["x"], 2); }},
+        {"average_pool2d_options",
+         [](Inputs& x) {
+             return average_pool2d(x["x"], {3, 4}, {.stride = {2, 3}, .padding = 1, .ceil_mode = true});
+         }},
+        {"average_pool2d_without_padding",
+         [](Inputs& x) {
+             return average_pool2d(
+                 x["x"], {3, 4}, {.stride = {2, 3}, .padding = 1, .ceil_mode = true, .count_padding = false});
+         }},
+        {"batch_norm", batch_norm_with(true)},
+        {"batch_norm_evaluation", batch_norm_with(false)},
+    };
+    return calls;
+}
+
+struct GoldenFile {
+    const char* path;
+    const std::multimap<std::string, Function>& calls;
+    std::size_t cases;
+};
+
+std::vector<GoldenFile> golden_files() {
+    return {{"tests/golden/ops.safetensors", calls(), 23},
+            {"tests/golden/convolution.safetensors", convolution_calls(), 14}};
+}
+
+/// Rotary tables are f32, whatever x is.
+double tolerance_of(const std::string& name) { return name == "rotary" ? 1e-6 : 1e-11; }
+
 }  // namespace
 
 TEST_CASE("golden: ops and their gradients agree with PyTorch in f64") {
     test::on_each_device([] {
-        const TensorFile file = load_safetensors("tests/golden/ops.safetensors");
-        for (const auto& [name, call] : calls()) {
-            INFO(name);
-            Inputs inputs;
-            std::map<std::string, Tensor> expected;
-            for (const auto& [full_name, tensor] : file.tensors) {
-                if (!full_name.starts_with(name + ".")) continue;
-                const std::string part = full_name.substr(name.size() + 1);
-                const bool is_result =
-                    part == "y" || part == "dy" ||
-                    (part.front() == 'd' && file.tensors.contains(name + "." + part.substr(1)));
-                (is_result ? expected : inputs)[part] = to(tensor, test::test_device());
-            }
-            REQUIRE(expected.contains("y"));
-            for (auto& [part, tensor] : inputs) {
-                if (expected.contains("d" + part)) tensor = tensor.clone().set_requires_grad();
-            }
-            const Tensor y = call(inputs);
-            check_close(y, expected["y"], tolerance_of(name));
-            sum(y * expected["dy"]).backward();
-            for (const auto& [part, tensor] : inputs) {
-                if (!expected.contains("d" + part)) continue;
-                INFO("gradient of ", part);
-                check_close(tensor.grad(), expected["d" + part], tolerance_of(name));
+        for (const GoldenFile& golden : golden_files()) {
+            const TensorFile file = load_safetensors(golden.path);
+            for (const auto& [name, call] : golden.calls) {
+                INFO(name);
+                Inputs inputs;
+                std::map<std::string, Tensor> expected;
+                for (const auto& [full_name, tensor] : file.tensors) {
+                    if (!full_name.starts_with(name + ".")) continue;
+                    const std::string part = full_name.substr(name.size() + 1);
+                    const bool is_result =
+                        part == "y" || part == "dy" ||
+                        (part.front() == 'd' && file.tensors.contains(name + "." + part.substr(1)));
+                    (is_result ? expected : inputs)[part] = to(tensor, test::test_device());
+                }
+                REQUIRE(expected.contains("y"));
+                for (auto& [part, tensor] : inputs) {
+                    if (expected.contains("d" + part)) tensor = tensor.clone().set_requires_grad();
+                }
+                const Tensor y = call(inputs);
+                check_close(y, expected["y"], tolerance_of(name));
+                sum(y * expected["dy"]).backward();
+                for (const auto& [part, tensor] : inputs) {
+                    if (!expected.contains("d" + part)) continue;
+                    INFO("gradient of ", part);
+                    check_close(tensor.grad(), expected["d" + part], tolerance_of(name));
+                }
             }
         }
     });
 }
 
-TEST_CASE("golden: every case of the file is compared") {
-    const TensorFile file = load_safetensors("tests/golden/ops.safetensors");
-    std::set<std::string> cases;
-    for (const auto& [full_name, tensor] : file.tensors)
-        cases.insert(full_name.substr(0, full_name.find('.')));
-    CHECK(cases.size() == 23);
-    for (const std::string& name : cases) {
-        INFO(name);
-        CHECK(calls().contains(name));
+TEST_CASE("golden: every case of the files is compared") {
+    for (const GoldenFile& golden : golden_files()) {
+        std::set<std::string> cases;
+        for (const auto& [full_name, tensor] : load_safetensors(golden.path).tensors)
+            cases.insert(full_name.substr(0, full_name.find('.')));
+        CHECK(cases.size() == golden.cases);
+        for (const std::string& name : cases) {
+            INFO(name);
+            CHECK(golden.calls.contains(name));
+        }
     }
 }

@@ -102,6 +102,14 @@ def mlp():
     require(succeed([programs / "3_mlp"], cwd=root) == output, "another run gives other numbers")
 
 
+@case("examples: 5_convolution reads digits better with fewer weights")
+def convolution():
+    output = succeed([programs / "5_convolution"], cwd=root)
+    require(number_after("it has never seen:", output) > 94, output)
+    require("3,778 parameters" in output, output)
+    require(succeed([programs / "5_convolution"], cwd=root) == output, "another run gives other numbers")
+
+
 @case("examples: 3_mlp tells of a missing and of a damaged file")
 def mlp_bad_file():
     missing = shell([programs / "3_mlp", folder / "missing.txt"])
