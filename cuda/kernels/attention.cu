@@ -108,12 +108,13 @@ void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, c
         using C = compute_type<T>;
         const bool by_tensor_cores = is_half<T> && fits_tensor_cores;
         const double unit = by_tensor_cores ? std::numbers::log2e : 1.0;
-        const AttentionForward<T> arguments{attention_rules<C>(q, k, mask_or_none, options, unit),
-                                            AttentionOperand<T>(q),
-                                            AttentionOperand<T>(k),
-                                            AttentionOperand<T>(v),
-                                            AttentionOperand<T>(y),
-                                            elements_of<C>(logsumexp)};
+        const AttentionForward<T> arguments{
+            attention_rules<C>(q, k, mask_or_none, options, random_advance(), unit),
+            AttentionOperand<T>(q),
+            AttentionOperand<T>(k),
+            AttentionOperand<T>(v),
+            AttentionOperand<T>(y),
+            elements_of<C>(logsumexp)};
         if constexpr (is_half<T>)
             if (by_tensor_cores) return attention_tensor_core(arguments, to_stream);
         const std::int64_t tiles = tiles_of(q.size(2), plain_tile);

@@ -190,7 +190,7 @@ void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Ten
         const bool by_tensor_cores = is_half<T> && fits_tensor_cores;
         const double unit = by_tensor_cores ? std::numbers::log2e : 1.0;
         const AttentionBackward<T> arguments{
-            attention_rules<C>(q, k, mask_or_none, options, unit),
+            attention_rules<C>(q, k, mask_or_none, options, random_advance(), unit),
             AttentionOperand<T>(q),
             AttentionOperand<T>(k),
             AttentionOperand<T>(v),

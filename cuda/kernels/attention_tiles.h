@@ -10,8 +10,8 @@
 
 #include "core/backend.h"
 #include "core/cpu/dropout_rule.h"
-#include "core/philox.h"
 #include "cuda/kernels/numbers.h"
+#include "cuda/kernels/random_words.h"
 #include "cuda/launch.h"
 
 namespace potluck::cuda {
@@ -62,7 +62,7 @@ struct AttentionRules {
     DType mask_dtype;
     std::int64_t mask_strides[4];
 
-    RandomKey dropout_key;
+    MovingKey dropout_key;
     std::uint32_t lowest_kept;  // random numbers below it drop a weight
     C kept_factor;              // what the others are multiplied with; 1 without dropout
 
@@ -102,13 +102,8 @@ struct AttentionRules {
     /// Whether dropout keeps a weight.
     __device__ bool keeps(std::int64_t batch_index, std::int64_t head, std::int64_t query,
                           std::int64_t key) const {
-        const auto element = static_cast<std::uint64_t>(row_index(batch_index, head, query) * keys + key);
-        const std::array<std::uint32_t, 4> words = philox_block(dropout_key, element / 4, 0);
-        // By choosing instead of indexing the words stay in registers.
-        const std::uint32_t low = element % 2 == 0 ? words[0] : words[1];
-        const std::uint32_t high = element % 2 == 0 ? words[2] : words[3];
-        const std::uint32_t word = element % 4 < 2 ? low : high;
-        return word >= lowest_kept;
+        const std::int64_t element = row_index(batch_index, head, query) * keys + key;
+        return random_word(dropout_key, element) >= lowest_kept;
     }
     /// What dropout multiplies a weight with: 0 or kept_factor.
     __device__ C dropout_factor(std::int64_t batch_index, std::int64_t head, std::int64_t query,
@@ -133,7 +128,8 @@ private:
 
 template <class C>
 AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor& mask_or_none,
-                                  const AttentionOptions& options, double unit) {
+                                  const AttentionOptions& options, const std::uint64_t* random_advance,
+                                  double unit) {
     AttentionRules<C> rules{};
     rules.batch = q.size(0);
     rules.heads = q.size(1);
@@ -158,7 +154,7 @@ AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor
     if (rules.has_dropout) {
         const std::uint64_t threshold = cpu::dropout_threshold(options.dropout);
         const bool drops_all = threshold >> 32 != 0;  // the threshold does not fit
-        rules.dropout_key = options.dropout_key;
+        rules.dropout_key = {options.dropout_key, random_advance};
         rules.lowest_kept = static_cast<std::uint32_t>(threshold);
         rules.kept_factor = drops_all ? C{0} : static_cast<C>(1.0 / (1.0 - options.dropout));
     }

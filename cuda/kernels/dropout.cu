@@ -14,7 +14,7 @@ namespace {
 
 template <class Computed>
 struct Dropout {
-    RandomKey key;
+    MovingKey key;
     std::uint32_t lowest_kept;
     Computed scale;
 
@@ -38,7 +38,8 @@ void CudaBackend::dropout(RandomKey key, double p, const Tensor& x, Tensor& y) {
     cuda::visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using Computed = cuda::compute_type<T>;
-        const cuda::Dropout<Computed> body{key, static_cast<std::uint32_t>(threshold),
+        const cuda::Dropout<Computed> body{{key, random_advance()},
+                                           static_cast<std::uint32_t>(threshold),
                                            static_cast<Computed>(1.0 / (1.0 - p))};
         cuda::ElementMap<T, T>::run(stream(), body, y, x);
     });

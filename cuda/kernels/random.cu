@@ -24,7 +24,7 @@ using Word = std::conditional_t<std::is_same_v<Computed, double>, std::uint64_t,
 
 template <class Computed>
 struct Uniform {
-    RandomKey key;
+    MovingKey key;
     int shift;  // leaves as many bits as the dtype holds
     Computed unit, base, width, limit;
 
@@ -64,7 +64,7 @@ __device__ NormalFloats normal_pair(std::uint32_t length, std::uint32_t angle) {
 
 template <class Computed>
 struct Normal {
-    RandomKey key;
+    MovingKey key;
     Computed mean, deviation;
 
     template <int N, class T>
@@ -87,7 +87,7 @@ struct Normal {
 };
 
 struct Integers {
-    RandomKey key;
+    MovingKey key;
     std::uint64_t low, range;
 
     template <int N, class T>
@@ -109,7 +109,7 @@ void CudaBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
         using Computed = cuda::compute_type<T>;
         const int bits = precision_of(y.dtype());
         const cuda::Uniform<Computed> body{
-            .key = key,
+            .key = {key, random_advance()},
             .shift = static_cast<int>(8 * sizeof(cuda::Word<Computed>)) - bits,
             .unit = static_cast<Computed>(std::ldexp(1.0, -bits)),
             .base = static_cast<Computed>(low),
@@ -124,14 +124,15 @@ void CudaBackend::normal(RandomKey key, double mean, double deviation, Tensor& y
     cuda::visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using Computed = cuda::compute_type<T>;
-        const cuda::Normal<Computed> body{key, static_cast<Computed>(mean), static_cast<Computed>(deviation)};
+        const cuda::Normal<Computed> body{
+            {key, random_advance()}, static_cast<Computed>(mean), static_cast<Computed>(deviation)};
         cuda::ElementMap<T>::run(stream(), body, y);
     });
 }
 
 void CudaBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
     const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
-    const cuda::Integers body{key, static_cast<std::uint64_t>(low), range};
+    const cuda::Integers body{{key, random_advance()}, static_cast<std::uint64_t>(low), range};
     cuda::visit_device(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         cuda::ElementMap<T>::run(stream(), body, y);

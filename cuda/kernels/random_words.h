@@ -8,6 +8,19 @@
 
 namespace potluck::cuda {
 
+/// A RandomKey on its way into a kernel. In a replay of recorded work its stretch lies further on, see
+/// CudaBackend::random_advance().
+struct MovingKey {
+    RandomKey key;
+    const std::uint64_t* advance;  // nullptr outside of recorded work
+
+    __device__ operator RandomKey() const {
+        RandomKey moved = key;
+        if (advance != nullptr) moved.offset += *advance;
+        return moved;
+    }
+};
+
 /// Lane `lane` of a block, without an array that is indexed at run time: registers have no addresses.
 __device__ inline std::uint32_t lane_of(const std::array<std::uint32_t, 4>& block, int lane) {
     const std::uint32_t low = (lane & 1) != 0 ? block[1] : block[0];

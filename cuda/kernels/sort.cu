@@ -245,9 +245,8 @@ __device__ double uniform_at(RandomKey key, std::int64_t element) {
 }
 
 struct Draw {
-    RandomKey key;
-    const std::uint64_t* advance;  // of a replay, see CudaBackend::random_advance()
-    const void* weights;           // (rows, n), contiguous
+    MovingKey key;
+    const void* weights;  // (rows, n), contiguous
     DType dtype;
     std::int64_t n, samples, leaves;
     std::int64_t first_row;  // that block 0 works on
@@ -302,8 +301,7 @@ __global__ void __launch_bounds__(tree_threads)
     }
     __syncthreads();
 
-    RandomKey key = draw.key;
-    if (draw.advance != nullptr) key.offset += *draw.advance;
+    const RandomKey key = draw.key;
     std::int64_t* to = y + row * draw.samples;
     if (draw.replacement) {
         for (std::int64_t i = threadIdx.x; i < draw.samples; i += tree_threads)
@@ -352,8 +350,8 @@ void CudaBackend::multinomial(RandomKey key, const Tensor& weights, bool replace
     const std::int64_t rows_at_once = std::clamp<std::int64_t>(most_tree_bytes / tree_bytes, 1, rows);
     const Tensor sums = Tensor::empty({rows_at_once, 2 * leaves}, {DType::f64, weights.device()});
     for (std::int64_t first = 0; first < rows; first += rows_at_once) {
-        const cuda::Draw draw{key,   random_advance(), dense.raw_data(), dense.dtype(), n, samples, leaves,
-                              first, replacement};
+        const cuda::Draw draw{
+            {key, random_advance()}, dense.raw_data(), dense.dtype(), n, samples, leaves, first, replacement};
         cuda::launch(&cuda::multinomial_kernel, cuda::blocks_for(std::min(rows_at_once, rows - first), 1),
                      cuda::tree_threads, 0, stream(), draw, cuda::elements_of<double>(sums),
                      cuda::elements_of<std::int64_t>(y), fault_position());
