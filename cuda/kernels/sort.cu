@@ -208,7 +208,7 @@ void topk(CudaBackend& backend, const Tensor& x, std::int64_t k, bool largest, T
 
 // ---- multinomial ----
 
-constexpr int tree_threads = 512;
+constexpr int most_tree_threads = 512;
 
 /// Sums of weights: [1] is the root, the children of node i are 2 i and 2 i + 1, the weights stand at [leaves, 2 leaves).
 struct Tree {
@@ -256,7 +256,7 @@ struct Draw {
 /// A block a row: checks and scales the weights, adds them up in its tree (2 * leaves of `sums`) and draws. A bad weight
 /// i of a row is reported as row * (n + 1) + i, too few positive ones as row * (n + 1) + n. Floor: reads the weights
 /// twice, writes and reads the tree, log2(n) dependent reads for each sample.
-__global__ void __launch_bounds__(tree_threads)
+__global__ void __launch_bounds__(most_tree_threads)
     multinomial_kernel(const Draw draw, double* sums, std::int64_t* y, unsigned long long* fault_position) {
     __shared__ double scratch[warp_size];
     __shared__ std::int64_t count_scratch[warp_size];
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(tree_threads)
     std::int64_t first_bad = draw.n;
     std::int64_t positive = 0;
     double largest = 0.0;
-    for (std::int64_t i = threadIdx.x; i < draw.n; i += tree_threads) {
+    for (std::int64_t i = threadIdx.x; i < draw.n; i += blockDim.x) {
         double weight[1];
         load_any(weight, draw.weights, draw.dtype, row * draw.n + i);
         if (!(weight[0] >= 0.0) || std::isinf(weight[0])) {
@@ -290,21 +290,21 @@ __global__ void __launch_bounds__(tree_threads)
     int exponent = 0;
     std::frexp(largest, &exponent);
     const double scale = std::ldexp(1.0, exponent < -1000 ? 1000 : -exponent);  // exact: a power of two
-    for (std::int64_t i = threadIdx.x; i < draw.leaves; i += tree_threads) {
+    for (std::int64_t i = threadIdx.x; i < draw.leaves; i += blockDim.x) {
         double weight[1] = {0.0};
         if (i < draw.n) load_any(weight, draw.weights, draw.dtype, row * draw.n + i);
         tree.sums[draw.leaves + i] = weight[0] * scale;
     }
     for (std::int64_t level = draw.leaves / 2; level > 0; level /= 2) {
         __syncthreads();
-        for (std::int64_t i = threadIdx.x; i < level; i += tree_threads) tree.add_children(level + i);
+        for (std::int64_t i = threadIdx.x; i < level; i += blockDim.x) tree.add_children(level + i);
     }
     __syncthreads();
 
     const RandomKey key = draw.key;
     std::int64_t* to = y + row * draw.samples;
     if (draw.replacement) {
-        for (std::int64_t i = threadIdx.x; i < draw.samples; i += tree_threads)
+        for (std::int64_t i = threadIdx.x; i < draw.samples; i += blockDim.x)
             to[i] = tree.find(uniform_at(key, row * draw.samples + i));
     } else if (threadIdx.x == 0) {
         for (std::int64_t i = 0; i < draw.samples; ++i) {
@@ -349,11 +349,13 @@ void CudaBackend::multinomial(RandomKey key, const Tensor& weights, bool replace
     const std::int64_t tree_bytes = 2 * leaves * static_cast<std::int64_t>(sizeof(double));
     const std::int64_t rows_at_once = std::clamp<std::int64_t>(most_tree_bytes / tree_bytes, 1, rows);
     const Tensor sums = Tensor::empty({rows_at_once, 2 * leaves}, {DType::f64, weights.device()});
+    const auto threads =
+        static_cast<unsigned>(std::clamp<std::int64_t>(leaves, cuda::warp_size, cuda::most_tree_threads));
     for (std::int64_t first = 0; first < rows; first += rows_at_once) {
         const cuda::Draw draw{
             {key, random_advance()}, dense.raw_data(), dense.dtype(), n, samples, leaves, first, replacement};
         cuda::launch(&cuda::multinomial_kernel, cuda::blocks_for(std::min(rows_at_once, rows - first), 1),
-                     cuda::tree_threads, 0, stream(), draw, cuda::elements_of<double>(sums),
+                     threads, 0, stream(), draw, cuda::elements_of<double>(sums),
                      cuda::elements_of<std::int64_t>(y), fault_position());
     }
     if (const std::optional<std::int64_t> fault = take_fault())

@@ -350,7 +350,7 @@ TEST_CASE("stochastic rounding: every device gives the same bits, and the mean o
 
         const double infinity = std::numeric_limits<double>::infinity();
         SgdTensors special{
-            tensor({infinity, -infinity, std::nan("")}, {DType::bf16}), zeros({3}), {}, {}, {1, 0}};
+            ones({3}, {DType::bf16}), tensor({-infinity, infinity, std::nan("")}), {}, {}, {1, 0}};
         here().sgd(step, std::span(&special, 1));
         const std::vector<double> values = special.parameter.to_vector();
         CHECK(values[0] == infinity);

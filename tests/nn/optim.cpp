@@ -6,11 +6,9 @@
 
 #include "nn/potluck.h"
 #include "tests/nn/support.h"
+#include "tests/on_device.h"
 
-using namespace potluck;
-using test::check_error;
-using test::same;
-
+namespace potluck::test {
 namespace {
 
 std::vector<nn::NamedTensor> one(const Tensor& p, const std::string& name = "p") { return {{name, p}}; }
@@ -47,46 +45,50 @@ void train(Pair& net, optim::Optimizer& optimizer, int steps) {
 }  // namespace
 
 TEST_CASE("optim: AdamW and Adam with L2 follow their own rules") {
-    for (const DType dtype : {DType::f64, DType::f32}) {
-        for (const bool decoupled : {true, false}) {
-            const Tensor p = nn::parameter(ones({1, 1}, {dtype}));
-            optim::AdamW optimizer(one(p),
-                                   {.learning_rate = 0.01, .weight_decay = 0.1, .decoupled = decoupled});
-            step_with(optimizer, p, 0.5);
-            CHECK(first_of(p) == doctest::Approx(decoupled ? 0.9890000 : 0.9900000).epsilon(1e-6));
-            step_with(optimizer, p, -0.25);
-            step_with(optimizer, p, 0.125);
-            CHECK(first_of(p) == doctest::Approx(decoupled ? 0.9809580 : 0.9797441).epsilon(1e-6));
-            const nn::StateDict state = optimizer.state_dict();
-            CHECK(first_of(state.at("first_moment/p")) ==
-                  doctest::Approx(decoupled ? 0.0305 : 0.05736319).epsilon(1e-6));
-            CHECK(first_of(state.at("second_moment/p")) ==
-                  doctest::Approx(decoupled ? 3.275628e-4 : 4.320250e-4).epsilon(1e-6));
-            CHECK(optimizer.steps() == 3);
+    on_each_device([] {
+        for (const DType dtype : {DType::f64, DType::f32}) {
+            for (const bool decoupled : {true, false}) {
+                const Tensor p = nn::parameter(ones({1, 1}, {dtype}));
+                optim::AdamW optimizer(one(p),
+                                       {.learning_rate = 0.01, .weight_decay = 0.1, .decoupled = decoupled});
+                step_with(optimizer, p, 0.5);
+                CHECK(first_of(p) == doctest::Approx(decoupled ? 0.9890000 : 0.9900000).epsilon(1e-6));
+                step_with(optimizer, p, -0.25);
+                step_with(optimizer, p, 0.125);
+                CHECK(first_of(p) == doctest::Approx(decoupled ? 0.9809580 : 0.9797441).epsilon(1e-6));
+                const nn::StateDict state = optimizer.state_dict();
+                CHECK(first_of(state.at("first_moment/p")) ==
+                      doctest::Approx(decoupled ? 0.0305 : 0.05736319).epsilon(1e-6));
+                CHECK(first_of(state.at("second_moment/p")) ==
+                      doctest::Approx(decoupled ? 3.275628e-4 : 4.320250e-4).epsilon(1e-6));
+                CHECK(optimizer.steps() == 3);
+            }
         }
-    }
+    });
 }
 
 TEST_CASE("optim: SGD with momentum, dampening, nesterov and weight decay") {
-    const double lr = 0.1, momentum = 0.9, decay = 0.01;
-    for (const bool nesterov : {false, true}) {
-        const double dampening = nesterov ? 0.0 : 0.2;
-        const Tensor p = nn::parameter(full({1, 1}, 2.0, {DType::f64}));
-        optim::SGD optimizer(one(p), {.learning_rate = lr,
-                                      .momentum = momentum,
-                                      .dampening = dampening,
-                                      .weight_decay = decay,
-                                      .nesterov = nesterov});
-        double expected = 2.0, velocity = 0.0;
-        for (int i = 0; i < 4; ++i) {
-            const double raw = 0.5 - 0.3 * i;
-            const double gradient = raw + decay * expected;
-            velocity = i == 0 ? gradient : momentum * velocity + (1.0 - dampening) * gradient;
-            expected -= lr * (nesterov ? gradient + momentum * velocity : velocity);
-            step_with(optimizer, p, raw);
-            CHECK(first_of(p) == doctest::Approx(expected).epsilon(1e-12));
+    on_each_device([] {
+        const double lr = 0.1, momentum = 0.9, decay = 0.01;
+        for (const bool nesterov : {false, true}) {
+            const double dampening = nesterov ? 0.0 : 0.2;
+            const Tensor p = nn::parameter(full({1, 1}, 2.0, {DType::f64}));
+            optim::SGD optimizer(one(p), {.learning_rate = lr,
+                                          .momentum = momentum,
+                                          .dampening = dampening,
+                                          .weight_decay = decay,
+                                          .nesterov = nesterov});
+            double expected = 2.0, velocity = 0.0;
+            for (int i = 0; i < 4; ++i) {
+                const double raw = 0.5 - 0.3 * i;
+                const double gradient = raw + decay * expected;
+                velocity = i == 0 ? gradient : momentum * velocity + (1.0 - dampening) * gradient;
+                expected -= lr * (nesterov ? gradient + momentum * velocity : velocity);
+                step_with(optimizer, p, raw);
+                CHECK(first_of(p) == doctest::Approx(expected).epsilon(1e-12));
+            }
         }
-    }
+    });
 }
 
 TEST_CASE("optim: biases and norms are not decayed unless a group says so") {
@@ -168,15 +170,16 @@ TEST_CASE("optim: changing parameters is noticed by a graph that still needs the
 }
 
 TEST_CASE("optim: bf16 weights keep an f32 master, so that small steps add up") {
-    const Tensor w = nn::parameter(ones({1}, {DType::bf16}));
-    optim::SGD optimizer(one(w, "w"), {.learning_rate = 6e-4});
-    for (int i = 0; i < 100; ++i) step_with(optimizer, w, 1.0);
-    const nn::StateDict state = optimizer.state_dict();
-    CHECK(state.at("master/w").dtype() == DType::f32);
-    CHECK(first_of(state.at("master/w")) == doctest::Approx(0.94).epsilon(1e-5));
-    CHECK(first_of(w) == 0.94140625);
+    on_each_device([] {
+        const Tensor w = nn::parameter(ones({1}, {DType::bf16}));
+        optim::SGD optimizer(one(w, "w"), {.learning_rate = 6e-4});
+        for (int i = 0; i < 100; ++i) step_with(optimizer, w, 1.0);
+        const nn::StateDict state = optimizer.state_dict();
+        CHECK(state.at("master/w").dtype() == DType::f32);
+        CHECK(first_of(state.at("master/w")) == doctest::Approx(0.94).epsilon(1e-5));
+        CHECK(first_of(w) == 0.94140625);
 
-    SUBCASE("a resumed run goes on from the master, not from the rounded weight") {
+        // A resumed run goes on from the master, not from the rounded weight.
         for (const bool weights_first : {true, false}) {
             const Tensor again = nn::parameter(ones({1}, {DType::bf16}));
             optim::SGD resumed(one(again, "w"), {.learning_rate = 6e-4});
@@ -191,24 +194,93 @@ TEST_CASE("optim: bf16 weights keep an f32 master, so that small steps add up") 
             CHECK(first_of(resumed.state_dict().at("master/w")) ==
                   doctest::Approx(0.94 - 6e-4).epsilon(1e-5));
         }
-    }
-    SUBCASE("weights that were set from outside count") {
+        // Weights that were set from outside count.
         {
             const NoGrad guard;
             w.fill_(2.0);
         }
         step_with(optimizer, w, 1.0);
         CHECK(first_of(optimizer.state_dict().at("master/w")) == doctest::Approx(2.0 - 6e-4).epsilon(1e-6));
-    }
+    });
+}
+
+TEST_CASE("optim: with stochastic rounding bf16 weights have no master, and small steps add up in the mean") {
+    on_each_device([] {
+        default_generator(test_device()).set_state({3, 0});
+        constexpr std::int64_t count = 4000;
+        Tensor w = nn::parameter(ones({count}, {DType::bf16}));
+        Tensor half = nn::parameter(ones({2}, {DType::f16}));
+        optim::SGD optimizer(std::vector<nn::NamedTensor>{{"w", w}, {"half", half}},
+                             {.learning_rate = 6e-4, .momentum = 0.5, .stochastic_rounding = true});
+        // 6e-4 is 0.15 of the distance of bf16 numbers below 1: to nearest, w would stay 1 for ever.
+        for (int i = 0; i < 100; ++i) {
+            w.set_grad(full(w.shape(), i == 0 ? 1.0 : 0.5, {DType::bf16}));  // so that the momentum stays 1
+            half.set_grad(ones({2}, {DType::f16}));
+            optimizer.step();
+        }
+        const std::vector<double> values = w.to_vector();
+        double mean = 0.0, square = 0.0;
+        for (const double value : values) mean += value / count;
+        for (const double value : values) square += (value - mean) * (value - mean) / count;
+        // A weight makes 100 random steps, each off by less than half of 2^-8 in the root of the mean square.
+        CHECK(square < 100.0 * 0x1p-18);
+        CHECK(std::abs(mean - 0.94) < 5.0 * std::sqrt(100.0 * 0x1p-18 / count));
+        CHECK(square > 0.0);
+        const nn::StateDict state = optimizer.state_dict();
+        CHECK_FALSE(state.contains("master/w"));
+        CHECK(state.contains("master/half"));  // f16 keeps its own: the rule is that of bf16
+        CHECK(state.at("momentum/w").dtype() == DType::f32);
+    });
+}
+
+TEST_CASE("optim: stochastic rounding goes on with the same bits after a resume") {
+    on_each_device([] {
+        const auto make = [] {
+            Pair net;
+            {
+                const NoGrad guard;
+                Generator generator(9);
+                for (const Tensor& p : net.parameters()) p.copy_(randn(p.shape(), {}, &generator));
+            }
+            net.to(test_device());
+            net.to(DType::bf16);
+            return net;
+        };
+        const auto update = [](Pair& net, optim::Optimizer& optimizer, int steps) {
+            for (int i = 0; i < steps; ++i) {
+                for (const Tensor& p : net.parameters())
+                    Tensor(p).set_grad(full(p.shape(), 0.3, {p.dtype()}));
+                optimizer.step();
+            }
+        };
+        const optim::AdamWOptions options{.learning_rate = 1e-4, .stochastic_rounding = true};
+        Generator& numbers = default_generator(test_device());
+        numbers.set_state({21, 0});
+        Pair net = make();
+        optim::AdamW optimizer(net, options);
+        update(net, optimizer, 3);
+        Pair copy = nn::clone(net);
+        optim::AdamW resumed(copy, options);
+        resumed.load_state_dict(optimizer.state_dict());
+        const RandomKey saved = numbers.state();  // as a checkpoint does
+        update(net, optimizer, 3);
+        CHECK(numbers.state().offset > saved.offset);
+        numbers.set_state(saved);
+        update(copy, resumed, 3);
+        for (std::size_t i = 0; i < net.parameters().size(); ++i)
+            CHECK(same(net.parameters()[i].detach(), copy.parameters()[i].detach()));
+    });
 }
 
 TEST_CASE("optim: parameters that are not contiguous are updated in place") {
-    const Tensor base = ones({2, 3});
-    Tensor p = nn::parameter(base.transpose(0, 1));
-    optim::AdamW optimizer(one(p), {.learning_rate = 0.1, .weight_decay = 0.0});
-    step_with(optimizer, p, 1.0);
-    CHECK(first_of(base) == doctest::Approx(0.9));
-    CHECK(base.to_vector<double>()[5] == doctest::Approx(0.9));
+    on_each_device([] {
+        const Tensor base = ones({2, 3});
+        Tensor p = nn::parameter(base.transpose(0, 1));
+        optim::AdamW optimizer(one(p), {.learning_rate = 0.1, .weight_decay = 0.0});
+        step_with(optimizer, p, 1.0);
+        CHECK(first_of(base) == doctest::Approx(0.9));
+        CHECK(base.to_vector<double>()[5] == doctest::Approx(0.9));
+    });
 }
 
 TEST_CASE("optim: state belongs to names, whatever the order and the groups") {
@@ -263,3 +335,5 @@ TEST_CASE("optim: a state that does not fit is refused as a whole") {
     check_error([&] { sgd.load_state_dict(optimizer.state_dict()); },
                 {"[sgd]", "Unknown: first_moment/p1.bias"});
 }
+
+}  // namespace potluck::test

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include "core/backend.h"
 #include "core/factories.h"
+#include "tests/expect_error.h"
 #include "tests/ops/table.h"
 
 namespace potluck::test {
@@ -16,7 +18,8 @@ std::vector<Row> embedding_rows() {
           {4, 3, {0}, DType::i64},
           {3, 17, {2, 4}, DType::i32},
           {2, 0, {3}, DType::i64},
-          {7, 1300, {200}, DType::i64}}) {
+          {7, 1300, {200}, DType::i64},
+          {300, 24, {2500}, DType::i64}}) {  // on a GPU: rows in packs, and more ids than one block sorts
         row.cases.push_back(
             {.inputs = {{.shape = {rows, width}},
                         {.shape = ids, .low = 0.0, .high = static_cast<double>(rows), .dtype = dtype}},
@@ -71,6 +74,52 @@ TEST_CASE("embedding: gradients of one row add up, in half types before they are
             CHECK(weight.grad()[1].to_vector() == std::vector<double>(700, 8192.0));
         }
     });
+}
+
+TEST_CASE(
+    "embedding: an id outside the table is named by every device in the same words, and the device goes on") {
+    std::vector<std::string> texts;
+    on_each_device([&] {
+        Tensor weight = ones({100, 8});
+        weight.set_requires_grad();
+        std::string all;
+        for (const std::int64_t bad : {std::int64_t{100}, std::int64_t{-1}, std::int64_t{1} << 31}) {
+            const Tensor ids = tensor(std::vector<std::int64_t>{5, 99, bad, 0, bad}, {5});
+            all += error_of([&] { embedding(weight, ids); }) + "\n";
+            const Tensor good = embedding(weight, tensor(std::vector<std::int64_t>{5, 99}, {2}));
+            CHECK(good.to_vector() == std::vector<double>(16, 1.0));
+            // Nothing is added where one id is bad.
+            Tensor sums = zeros({100, 8});
+            all += error_of([&] {
+                       backend(test_device()).embedding_backward(ids, ones({5, 8}), sums);
+                   }) +
+                   "\n";
+            CHECK(sums.sum().item() == 0.0);
+        }
+        texts.push_back(all);
+    });
+    CHECK(
+        contains(texts[0], "[embedding] id 100 at position 2 is outside 0..99, the 100 rows of the weight."));
+    CHECK(contains(texts[0], "id 2147483648 at position 2"));
+    for (const std::string& text : texts) CHECK(text == texts[0]);
+}
+
+TEST_CASE("embedding: the gradient has the same bits on every device, and every time") {
+    Generator generator(8);
+    const Tensor ids = randint(0, 60, {5000}, {DType::i64}, &generator);
+    std::vector<std::vector<double>> results;
+    for (const std::int64_t width : {64, 3}) {
+        const Tensor dy = randn({5000, width}, {}, &generator);
+        results.clear();
+        on_each_device([&] {
+            for (int time = 0; time < 2; ++time) {
+                Tensor sums = ones({60, width});
+                backend(test_device()).embedding_backward(ids.to(test_device()), dy.to(test_device()), sums);
+                results.push_back(sums.to_vector());
+            }
+        });
+        for (const auto& result : results) CHECK(result == results.front());
+    }
 }
 
 }  // namespace potluck::test

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "core/factories.h"
+#include "tests/expect_error.h"
 #include "tests/ops/table.h"
 
 namespace potluck::test {
@@ -148,6 +149,45 @@ TEST_CASE("index: a refused scatter_add leaves everything as it was") {
         CHECK_THROWS(scatter_add(x, 0, indices({0, 7}, {2}), ones({2})));
         CHECK(x.to_vector() == std::vector<double>(3, 1.0));
     });
+}
+
+TEST_CASE("index: places that are hit often get the same sum on every device, in order") {
+    Generator generator(15);
+    for (const std::int64_t length :
+         {20, 3000}) {  // on a GPU: lines that are searched, and lines that are sorted
+        const Tensor index = randint(0, 7, {3, length}, {DType::i64}, &generator);
+        const Tensor source = randn({3, length}, {}, &generator);
+        std::vector<std::vector<double>> results;
+        on_each_device([&] {
+            const Tensor to = index.to(test_device()), from = source.to(test_device());
+            for (const bool columns : {false, true})
+                results.push_back(
+                    columns
+                        ? scatter_add(zeros({7, 3}, {DType::f64}), 0, to.transpose(0, 1),
+                                      from.to(DType::f64).transpose(0, 1))
+                              .transpose(0, 1)
+                              .to_vector()
+                        : scatter_add(zeros({3, 7}, {DType::f64}), 1, to, from.to(DType::f64)).to_vector());
+        });
+        for (const auto& result : results) CHECK(result == results.front());
+    }
+}
+
+TEST_CASE("index: an index that names nothing is named by every device in the same words") {
+    std::vector<std::string> texts;
+    on_each_device([&] {
+        std::string all;
+        for (const std::int64_t bad : {std::int64_t{3}, std::int64_t{-1}, std::int64_t{1} << 40}) {
+            const Tensor index = indices({0, 1, bad, 2, bad, 0}, {3, 2}).transpose(0, 1);
+            all += error_of([&] { gather(ones({2, 3}), 1, index); }) + "\n";
+            all += error_of([&] { scatter_add(ones({2, 3}), 1, index, ones({2, 3})); }) + "\n";
+            CHECK(gather(ones({2, 3}), 1, indices({2, 0}, {2, 1})).to_vector() == std::vector<double>{1, 1});
+        }
+        texts.push_back(all);
+    });
+    CHECK(contains(texts[0], "[gather] index 3 at position (0, 1) is outside 0..2"));
+    CHECK(contains(texts[0], "[scatter_add] index -1 at position (0, 1)"));
+    for (const std::string& text : texts) CHECK(text == texts[0]);
 }
 
 }  // namespace potluck::test

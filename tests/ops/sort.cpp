@@ -8,7 +8,9 @@
 #include <numeric>
 #include <set>
 
+#include "autograd/ops/index.h"
 #include "core/factories.h"
+#include "tests/expect_error.h"
 #include "tests/ops/table.h"
 
 namespace potluck::test {
@@ -49,7 +51,8 @@ std::vector<Row> sort_rows() {
                                          {{2, 5}, 0, 1},
                                          {{0, 5}, 2, 1},
                                          {{3, 129}, 17, 1},
-                                         {{2, 2500}, 60, 1}})
+                                         {{2, 2500}, 60, 1},
+                                         {{2, 2500}, 1500, 1}})
         for (const bool largest : {true, false}) {
             const auto from_front =
                 static_cast<std::size_t>(axis < 0 ? axis + static_cast<std::int64_t>(shape.size()) : axis);
@@ -181,6 +184,70 @@ TEST_CASE("sort: huge and tiny weights do not overflow or vanish") {
         for (const double index : multinomial(tiny, 100, true, &generator).to_vector()) seen.insert(index);
         CHECK(seen.size() == 2);
     });
+}
+
+TEST_CASE(
+    "sort: every device takes the same elements, with many equal ones, both zeros, infinities and NaN") {
+    Generator generator(12);
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i64, DType::u8}) {
+        std::vector<double> values = randint(0, 9, {3 * 2000}, {DType::i64}, &generator).to_vector();
+        if (is_floating(dtype)) {
+            for (std::size_t i = 0; i < values.size(); ++i) {
+                if (i % 3 == 0) values[i] = -values[i];  // -0 among them
+                if (i % 101 == 7) values[i] = i % 2 == 0 ? infinity : -infinity;
+                if (i % 211 == 9) values[i] = std::nan("");
+            }
+        }
+        const Tensor x = potluck::tensor(values, {3, 2000}, {dtype});
+        for (const std::int64_t k : {1, 40, 1024, 1025, 2000}) {
+            for (const bool largest : {true, false}) {
+                INFO(name_of(dtype) << ", k " << k << (largest ? ", largest" : ", smallest"));
+                std::vector<std::vector<double>> places;
+                on_each_device([&] {
+                    const auto [taken, indices] = topk(x.to(test_device()), k, -1, largest);
+                    places.push_back(indices.to_vector());
+                    const Tensor again = gather(x.to(test_device()), 1, indices);
+                    const std::vector<double> a = taken.to_vector(), b = again.to_vector();
+                    std::size_t wrong = 0;
+                    for (std::size_t i = 0; i < a.size(); ++i)
+                        wrong += a[i] != b[i] && !(std::isnan(a[i]) && std::isnan(b[i])) ? 1 : 0;
+                    CHECK(wrong == 0);
+                });
+                for (const auto& found : places) CHECK(found == places.front());
+            }
+        }
+    }
+}
+
+TEST_CASE("sort: the same key draws the same samples on every device") {
+    Generator generator(13);
+    const Tensor weights = rand({5, 3001}, {}, &generator);
+    for (const bool replacement : {true, false}) {
+        std::vector<std::vector<double>> samples;
+        on_each_device([&] {
+            Generator numbers(14);
+            samples.push_back(multinomial(weights.to(test_device()), 300, replacement, &numbers).to_vector());
+        });
+        for (const auto& drawn : samples) CHECK(drawn == samples.front());
+    }
+}
+
+TEST_CASE("sort: bad weights are named by every device in the same words") {
+    std::vector<std::string> texts;
+    on_each_device([&] {
+        std::string all;
+        for (const Tensor& weights :
+             {tensor({{1.0, 1.0, 1.0}, {1.0, -2.0, -1.0}, {std::nan(""), 1.0, 1.0}}),
+              tensor({{1.0, 0.0}, {0.0, 0.0}}), tensor({{1.0, 1.0, 1.0}, {0.0, 1.0, 0.0}})})
+            all += error_of([&] { multinomial(weights, 2, weights.size(1) == 2); }) + "\n";
+        texts.push_back(all);
+        CHECK(multinomial(tensor({0.0, 2.0}), 1).item() == 1.0);
+    });
+    CHECK(contains(texts[0], "weight -2 at position 1 of row 1"));
+    CHECK(contains(texts[0], "all weights of row 1 are 0"));
+    CHECK(contains(texts[0], "row 1 has 1 weights above 0, too few for 2 samples"));
+    for (const std::string& text : texts) CHECK(text == texts[0]);
 }
 
 }  // namespace potluck::test
