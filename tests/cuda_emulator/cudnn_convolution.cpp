@@ -190,7 +190,6 @@ void convolve(const Problem& p, const void* x_data, const void* w_data, const vo
                                : p.pass == Pass::data_gradient ? x_count
                                                                : w_count;
     sums.assign(static_cast<std::size_t>(count), T{0});
-    std::vector<double> totals(p.pass == Pass::weight_gradient ? static_cast<std::size_t>(count) : 0);
     const std::int64_t group_filters = p.w.size[0] / p.convolution.groups, group_channels = p.w.size[1];
     const std::int64_t x_plane = p.x.size[2] * p.x.size[3], y_plane = p.y.size[2] * p.y.size[3];
     const auto planes = [&](std::int64_t image, std::int64_t filter, std::int64_t channel) {
@@ -208,19 +207,11 @@ void convolve(const Problem& p, const void* x_data, const void* w_data, const vo
                     in[i] += out[o] * w[static_cast<std::size_t>(f)];
                 });
                 break;
-            case Pass::weight_gradient: {
-                // The sums over images are long: in f64, as the card's blocks of partial sums are more exact than one.
-                const std::int64_t kernel = p.w.size[2] * p.w.size[3];
-                const std::int64_t first = (filter * group_channels + channel) * kernel;
-                std::vector<T> part(static_cast<std::size_t>(kernel));
+            case Pass::weight_gradient:
                 for_each_product(p, filter, channel, [&](std::int64_t i, std::int64_t o, std::int64_t f) {
-                    part[static_cast<std::size_t>(f - first)] += in[i] * out[o];
+                    w[static_cast<std::size_t>(f)] += in[i] * out[o];
                 });
-                for (std::int64_t i = 0; i < kernel; ++i)
-                    totals[static_cast<std::size_t>(first + i)] +=
-                        static_cast<double>(part[static_cast<std::size_t>(i)]);
                 break;
-            }
         }
     };
     if (p.pass == Pass::weight_gradient) {
@@ -229,7 +220,6 @@ void convolve(const Problem& p, const void* x_data, const void* w_data, const vo
             for (std::int64_t image = 0; image < p.x.size[0]; ++image)
                 for (std::int64_t channel = 0; channel < group_channels; ++channel)
                     planes(image, filter, channel);
-        for (std::size_t i = 0; i < totals.size(); ++i) sums[i] = static_cast<T>(totals[i]);
     } else {
 #pragma omp parallel for schedule(static)
         for (std::int64_t image = 0; image < p.x.size[0]; ++image)

@@ -104,7 +104,8 @@ std::string refusal(const std::function<void()>& call) {
 }  // namespace
 
 std::vector<Row> convolution_rows() {
-    Row images{.op = "conv2d", .tolerance = 8.0, .gradient_tolerance = 8.0};
+    // A weight's gradient is a sum of up to 2040 terms, which a device may add up one after the other in f32.
+    Row images{.op = "conv2d", .tolerance = 8.0, .gradient_tolerance = 32.0};
     for (const Sizes& sizes : std::vector<Sizes>{
              {{1, 1, 1, 1}, {1, 1, 1, 1}},
              {{1, 2, 3, 3}, {2, 1, 2, 2}, {.groups = 2}},                     // differentiated twice
