@@ -92,11 +92,16 @@ struct Integers {
 
     template <int N, class T>
     __device__ void operator()(std::int64_t first, Pack<T, N>& y) const {
-        std::uint64_t words[N];
-        random_words(key, first, words);
-        // The upper half of the product scales a word from [0, 2^64) to [0, range).
-        for (int i = 0; i < N; ++i)
-            y.values[i] = from_compute<T>(static_cast<std::int64_t>(low + __umul64hi(words[i], range)));
+        constexpr int at_once = N < 4 ? N : 4;  // the words of a whole pack of bytes would fill 64 registers
+        const RandomKey here = key;
+        for (int i = 0; i < N; i += at_once) {
+            std::uint64_t words[at_once];
+            random_words(here, first + i, words);
+            // The upper half of the product scales a word from [0, 2^64) to [0, range).
+            for (int lane = 0; lane < at_once; ++lane)
+                y.values[i + lane] =
+                    from_compute<T>(static_cast<std::int64_t>(low + __umul64hi(words[lane], range)));
+        }
     }
 };
 
