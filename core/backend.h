@@ -168,17 +168,19 @@ public:
                                         Tensor& dlogits) = 0;
 
     // ---- norm: x (rows, width); weight, bias (width); mean, reciprocal deviation (rows) f32 (f64 for f64) ----
-    virtual void layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                            double epsilon, Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) = 0;
-    /// Any of dx, dweight, dbias may be undefined: it is not computed.
+    /// With a residual (like x), sum = x + residual is written, rounded, and then normalised in the place of x.
+    virtual void layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                            const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
+                            Tensor& mean, Tensor& reciprocal_deviation) = 0;
+    /// Any of dx, dweight, dbias may be undefined: it is not computed. dx += when accumulate.
     virtual void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& reciprocal_deviation, const Tensor& dy, Tensor& dx_or_none,
-                                     Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
-    virtual void rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
-                          Tensor& reciprocal_rms) = 0;
+                                     const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
+                                     Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
+    virtual void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) = 0;
     virtual void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
-                                   const Tensor& reciprocal_rms, const Tensor& dy, Tensor& dx_or_none,
-                                   Tensor& dweight_or_none) = 0;
+                                   const Tensor& reciprocal_rms, const Tensor& dy, bool accumulate,
+                                   Tensor& dx_or_none, Tensor& dweight_or_none) = 0;
 
     // ---- batch_norm: x (batch, channels, positions); weight, bias, mean, reciprocal deviation (channels), the last two
     //      f32 (f64 for f64) ----

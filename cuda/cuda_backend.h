@@ -52,15 +52,17 @@ public:
     void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
                                 const Tensor& dlosses, const CrossEntropyOptions& options,
                                 Tensor& dlogits) override;
-    void layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none, double epsilon,
-                    Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) override;
+    void layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                    const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& mean,
+                    Tensor& reciprocal_deviation) override;
     void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                             const Tensor& reciprocal_deviation, const Tensor& dy, Tensor& dx_or_none,
-                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
-    void rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
-                  Tensor& reciprocal_rms) override;
+                             const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
+                             Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+    void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none, double epsilon,
+                  Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) override;
     void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
-                           const Tensor& dy, Tensor& dx_or_none, Tensor& dweight_or_none) override;
+                           const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                           Tensor& dweight_or_none) override;
     void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
                                Tensor& reciprocal_deviation) override;
     void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,

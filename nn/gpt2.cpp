@@ -65,8 +65,8 @@ GPT2Block::GPT2Block(const GPT2Config& config)
       dropout(config.dropout) {}
 
 Tensor GPT2Block::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
-    const Tensor attended = x + dropout(attn.forward(ln_1(x), cache, layer));
-    return attended + dropout(mlp(ln_2(attended)));
+    const auto [attended, normalised] = ln_2.add_and_norm(x, dropout(attn.forward(ln_1(x), cache, layer)));
+    return attended + dropout(mlp(normalised));
 }
 
 GPT2::Transformer::Transformer(const GPT2Config& config)

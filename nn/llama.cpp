@@ -41,8 +41,9 @@ void LlamaBlock::members(Members& m) {
 }
 
 Tensor LlamaBlock::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
-    const Tensor attended = x + self_attn.forward(input_layernorm(x), cache, layer);
-    return attended + mlp(post_attention_layernorm(attended));
+    const auto [attended, normalised] =
+        post_attention_layernorm.add_and_norm(x, self_attn.forward(input_layernorm(x), cache, layer));
+    return attended + mlp(normalised);
 }
 
 Llama::Transformer::Transformer(const LlamaConfig& config)

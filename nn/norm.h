@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "autograd/ops/norm.h"
 #include "core/factories.h"
@@ -27,6 +28,10 @@ public:
 
     void members(Members& m) override { m("weight", weight)("bias", bias); }
     Tensor forward(const Tensor& x) override { return layer_norm(x, weight, bias, epsilon); }
+    /// (x + residual, forward(x + residual)), with less traffic to memory.
+    std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& residual) {
+        return add_layer_norm(x, residual, weight, bias, epsilon);
+    }
     std::string describe() const override { return "LayerNorm(" + std::to_string(weight.count()) + ")"; }
 };
 
@@ -47,6 +52,10 @@ public:
 
     void members(Members& m) override { m("weight", weight); }
     Tensor forward(const Tensor& x) override { return rms_norm(x, weight, epsilon); }
+    /// (x + residual, forward(x + residual)), with less traffic to memory.
+    std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& residual) {
+        return add_rms_norm(x, residual, weight, epsilon);
+    }
     std::string describe() const override { return "RMSNorm(" + std::to_string(weight.count()) + ")"; }
 };
 

@@ -14,6 +14,8 @@ namespace potluck {
 
 using detail::as_rows;
 using detail::cast;
+using detail::cast_or_none;
+using detail::empty_if;
 
 namespace {
 
@@ -38,15 +40,8 @@ DType check(const char* name, const Tensor& x, const Tensor& weight, const Tenso
     return dtype;
 }
 
-Tensor cast_or_none(const Tensor& x, DType dtype) { return x.defined() ? cast(x, dtype) : x; }
-
 Tensor empty_rows(const Tensor& rows, DType dtype) {
     return Tensor::empty({rows.size(0)}, {dtype == DType::f64 ? DType::f64 : DType::f32, rows.device()});
-}
-
-/// An undefined tensor where no gradient is wanted.
-Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
-    return wanted ? Tensor::empty(shape, {like.dtype(), like.device()}) : Tensor();
 }
 
 /// All axes but the last.
@@ -73,50 +68,57 @@ void composed_backward(const Tensor& normalised, const Tensor& scale, bool centr
     if (inputs > 2 && dx.wants(2)) dx.add(2, sum_rows(dy));
 }
 
-}  // namespace
+/// Where the gradient of x, seen as (rows, width), goes: onto what other ops have left there (in a transformer: the
+/// gradient that came along the residual), or into fresh memory. Undefined when none is wanted.
+struct RowsGradient {
+    Tensor rows = {};
+    bool accumulate = false;
 
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
-    const OpScope scope("layer_norm");
-    const DType dtype = check("layer_norm", x, weight, bias, epsilon);
-    const Tensor rows = cast(as_rows(x), dtype);
-    Tensor y = Tensor::empty(rows.shape(), {dtype, x.device()});
-    Tensor mean_of_rows = empty_rows(rows, dtype), reciprocal_deviation = empty_rows(rows, dtype);
-    backend(x.device())
-        .layer_norm(rows, cast_or_none(weight, dtype), cast_or_none(bias, dtype), epsilon, y, mean_of_rows,
-                    reciprocal_deviation);
-    y = y.alias(x.shape(), contiguous_strides(x.shape()), 0);
-    return record("layer_norm", y, {x, weight, bias}, {x, weight, mean_of_rows, reciprocal_deviation},
-                  [epsilon](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor x = saved[0], weight = saved[1];
-                      if (is_grad_enabled()) {
-                          const Tensor wide = to(x, promote(x.dtype(), DType::f32));
-                          const Tensor centred = wide - mean(wide, {-1}, true);
-                          const Tensor scale = rsqrt(mean(square(centred), {-1}, true) + epsilon);
-                          return composed_backward(centred * scale, scale, /*centre=*/true, weight, dy, dx,
-                                                   3);
-                      }
-                      const Tensor dy_rows = as_rows(dy), rows = cast(as_rows(x), dy.dtype());
-                      Tensor dx_rows = empty_if(dx.wants(0), rows.shape(), dy);
-                      Tensor dweight = empty_if(dx.wants(1), {x.size(-1)}, dy);
-                      Tensor dbias = empty_if(dx.wants(2), {x.size(-1)}, dy);
-                      backend(x.device())
-                          .layer_norm_backward(rows, cast_or_none(weight, dy.dtype()), saved[2], saved[3],
-                                               dy_rows, dx_rows, dweight, dbias);
-                      if (dx_rows.defined())
-                          dx.add(0, dx_rows.alias(x.shape(), contiguous_strides(x.shape()), 0));
-                      if (dweight.defined()) dx.add(1, dweight);
-                      if (dbias.defined()) dx.add(2, dbias);
-                  });
+    RowsGradient(Gradients& dx, const Tensor& x, const Tensor& dy) {
+        if (!dx.wants(0)) return;
+        const Tensor sum = dx.existing(0);
+        accumulate = sum.defined() && sum.dtype() == dy.dtype();
+        rows = accumulate ? as_rows(sum) : Tensor::empty(as_rows(x).shape(), {dy.dtype(), dy.device()});
+    }
+    void add_to(Gradients& dx, const Tensor& x) const {
+        if (rows.defined() && !accumulate) dx.add(0, rows.alias(x.shape(), contiguous_strides(x.shape()), 0));
+    }
+};
+
+/// sum = x + residual, of one dtype, put on the tape.
+Tensor record_sum(const Tensor& sum, const Tensor& x, const Tensor& residual) {
+    return record("add", sum, {x, residual}, {}, [](const Saved&, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dy);
+        dx.add(1, dy);
+    });
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-    const OpScope scope("rms_norm");
-    const DType dtype = check("rms_norm", x, weight, {}, epsilon);
-    const Tensor rows = cast(as_rows(x), dtype);
-    Tensor y = Tensor::empty(rows.shape(), {dtype, x.device()});
-    Tensor reciprocal_rms = empty_rows(rows, dtype);
-    backend(x.device()).rms_norm(rows, cast_or_none(weight, dtype), epsilon, y, reciprocal_rms);
-    y = y.alias(x.shape(), contiguous_strides(x.shape()), 0);
+Tensor record_layer_norm(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         double epsilon, const Tensor& mean_of_rows, const Tensor& reciprocal_deviation) {
+    return record(
+        "layer_norm", y, {x, weight, bias}, {x, weight, mean_of_rows, reciprocal_deviation},
+        [epsilon](const Saved& saved, const Tensor& dy, Gradients& dx) {
+            const Tensor x = saved[0], weight = saved[1];
+            if (is_grad_enabled()) {
+                const Tensor wide = to(x, promote(x.dtype(), DType::f32));
+                const Tensor centred = wide - mean(wide, {-1}, true);
+                const Tensor scale = rsqrt(mean(square(centred), {-1}, true) + epsilon);
+                return composed_backward(centred * scale, scale, /*centre=*/true, weight, dy, dx, 3);
+            }
+            RowsGradient dx_of(dx, x, dy);
+            Tensor dweight = empty_if(dx.wants(1), {x.size(-1)}, dy);
+            Tensor dbias = empty_if(dx.wants(2), {x.size(-1)}, dy);
+            backend(x.device())
+                .layer_norm_backward(cast(as_rows(x), dy.dtype()), cast_or_none(weight, dy.dtype()), saved[2],
+                                     saved[3], as_rows(dy), dx_of.accumulate, dx_of.rows, dweight, dbias);
+            dx_of.add_to(dx, x);
+            if (dweight.defined()) dx.add(1, dweight);
+            if (dbias.defined()) dx.add(2, dbias);
+        });
+}
+
+Tensor record_rms_norm(const Tensor& y, const Tensor& x, const Tensor& weight, double epsilon,
+                       const Tensor& reciprocal_rms) {
     return record("rms_norm", y, {x, weight}, {x, weight, reciprocal_rms},
                   [epsilon](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], weight = saved[1];
@@ -125,16 +127,91 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
                           const Tensor scale = rsqrt(mean(square(wide), {-1}, true) + epsilon);
                           return composed_backward(wide * scale, scale, /*centre=*/false, weight, dy, dx, 2);
                       }
-                      const Tensor dy_rows = as_rows(dy), rows = cast(as_rows(x), dy.dtype());
-                      Tensor dx_rows = empty_if(dx.wants(0), rows.shape(), dy);
+                      RowsGradient dx_of(dx, x, dy);
                       Tensor dweight = empty_if(dx.wants(1), {x.size(-1)}, dy);
                       backend(x.device())
-                          .rms_norm_backward(rows, cast_or_none(weight, dy.dtype()), saved[2], dy_rows,
-                                             dx_rows, dweight);
-                      if (dx_rows.defined())
-                          dx.add(0, dx_rows.alias(x.shape(), contiguous_strides(x.shape()), 0));
+                          .rms_norm_backward(cast(as_rows(x), dy.dtype()), cast_or_none(weight, dy.dtype()),
+                                             saved[2], as_rows(dy), dx_of.accumulate, dx_of.rows, dweight);
+                      dx_of.add_to(dx, x);
                       if (dweight.defined()) dx.add(1, dweight);
                   });
+}
+
+/// Throws Error unless x and its residual can be added element by element.
+void check_residual(const char* name, const Tensor& x, const Tensor& residual) {
+    detail::require_defined(name, x, "x");
+    detail::require_defined(name, residual, "the residual");
+    detail::require_floating(name, residual, "the residual");
+    detail::require_same_device(name, {x, residual});
+    if (x.shape() != residual.shape())
+        throw Error(name,
+                    fmt::format("x {} and the residual {} must have one shape. Use expand() or reshape().",
+                                pretty(x.shape()), pretty(residual.shape())));
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
+    const OpScope scope("layer_norm");
+    const DType dtype = check("layer_norm", x, weight, bias, epsilon);
+    const Tensor rows = cast(as_rows(x), dtype);
+    Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y), no_sum;
+    Tensor mean_of_rows = empty_rows(rows, dtype), reciprocal_deviation = empty_rows(rows, dtype);
+    backend(x.device())
+        .layer_norm(rows, {}, cast_or_none(weight, dtype), cast_or_none(bias, dtype), epsilon, no_sum, y_rows,
+                    mean_of_rows, reciprocal_deviation);
+    return record_layer_norm(y, x, weight, bias, epsilon, mean_of_rows, reciprocal_deviation);
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
+    const OpScope scope("rms_norm");
+    const DType dtype = check("rms_norm", x, weight, {}, epsilon);
+    const Tensor rows = cast(as_rows(x), dtype);
+    Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y), no_sum;
+    Tensor reciprocal_rms = empty_rows(rows, dtype);
+    backend(x.device())
+        .rms_norm(rows, {}, cast_or_none(weight, dtype), epsilon, no_sum, y_rows, reciprocal_rms);
+    return record_rms_norm(y, x, weight, epsilon, reciprocal_rms);
+}
+
+std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                         const Tensor& bias, double epsilon) {
+    const OpScope scope("add_layer_norm");
+    check_residual("add_layer_norm", x, residual);
+    const DType dtype = check("add_layer_norm", x, weight, bias, epsilon);
+    if (x.dtype() != dtype || residual.dtype() != dtype) {  // the sum has another dtype than its norm
+        const Tensor sum = x + residual;
+        return {sum, layer_norm(sum, weight, bias, epsilon)};
+    }
+    const Tensor rows = as_rows(x);
+    Tensor sum = Tensor::empty(x.shape(), {dtype, x.device()}), sum_rows = as_rows(sum);
+    Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y);
+    Tensor mean_of_rows = empty_rows(rows, dtype), reciprocal_deviation = empty_rows(rows, dtype);
+    backend(x.device())
+        .layer_norm(rows, as_rows(residual), cast_or_none(weight, dtype), cast_or_none(bias, dtype), epsilon,
+                    sum_rows, y_rows, mean_of_rows, reciprocal_deviation);
+    sum = record_sum(sum, x, residual);
+    return {sum, record_layer_norm(y, sum, weight, bias, epsilon, mean_of_rows, reciprocal_deviation)};
+}
+
+std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                       double epsilon) {
+    const OpScope scope("add_rms_norm");
+    check_residual("add_rms_norm", x, residual);
+    const DType dtype = check("add_rms_norm", x, weight, {}, epsilon);
+    if (x.dtype() != dtype || residual.dtype() != dtype) {
+        const Tensor sum = x + residual;
+        return {sum, rms_norm(sum, weight, epsilon)};
+    }
+    const Tensor rows = as_rows(x);
+    Tensor sum = Tensor::empty(x.shape(), {dtype, x.device()}), sum_rows = as_rows(sum);
+    Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y);
+    Tensor reciprocal_rms = empty_rows(rows, dtype);
+    backend(x.device())
+        .rms_norm(rows, as_rows(residual), cast_or_none(weight, dtype), epsilon, sum_rows, y_rows,
+                  reciprocal_rms);
+    sum = record_sum(sum, x, residual);
+    return {sum, record_rms_norm(y, sum, weight, epsilon, reciprocal_rms)};
 }
 
 }  // namespace potluck

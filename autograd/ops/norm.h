@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "core/tensor.h"
 
 namespace potluck {
@@ -9,5 +11,13 @@ namespace potluck {
 Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double epsilon = 1e-5);
 /// x / sqrt(mean(x^2) + epsilon) * weight along the last axis (Zhang and Sennrich, 2019).
 Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double epsilon = 1e-6);
+
+/// Add and norm: (x + residual, layer_norm(x + residual, ..)), with one walk over memory less than in two steps. Shapes
+/// must agree.
+std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
+                                         const Tensor& bias = {}, double epsilon = 1e-5);
+/// (x + residual, rms_norm(x + residual, ..)). Shapes must agree.
+std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
+                                       double epsilon = 1e-6);
 
 }  // namespace potluck

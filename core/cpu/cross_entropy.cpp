@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
 #include "core/cpu/vector_math.h"
+#include "core/kernel_errors.h"
 
 namespace potluck {
 namespace {
@@ -23,10 +22,7 @@ std::vector<std::int64_t> checked_labels(const Tensor& labels, std::int64_t clas
     for (std::size_t row = 0; row < values.size(); ++row) {
         const std::int64_t label = values[row];
         if ((label >= 0 && label < classes) || label == ignore_index) continue;
-        throw Error("cross_entropy",
-                    fmt::format("label {} at position {} is neither a class (0..{}) nor ignore_index {}. "
-                                "Correct it, or give the rows without a label the ignore_index.",
-                                label, row, classes - 1, ignore_index));
+        throw bad_label(label, static_cast<std::int64_t>(row), classes, ignore_index);
     }
     return values;
 }

@@ -1,6 +1,5 @@
 #include <cmath>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "core/cpu/cpu_backend.h"
@@ -11,38 +10,6 @@ namespace {
 
 using namespace cpu;
 
-/// Mean over a row of term(i), which is 0 for an empty row. When the sum leaves the range of T it is taken in
-/// f64.
-template <class T, class Term>
-double mean_of(std::int64_t n, Term&& term) {
-    if (n == 0) return 0;
-    double total = sum_of<T>(n, [&](std::int64_t i) { return term(i, T{}); });
-    if constexpr (std::is_same_v<T, float>)
-        if (std::isinf(total)) total = sum_of<double>(n, [&](std::int64_t i) { return term(i, double{}); });
-    return total / static_cast<double>(n);
-}
-
-/// Taken relative to the first element: exact for a row of equal elements, whatever they are.
-template <class T>
-T mean_of_row(const T* x, std::int64_t n) {
-    if (n == 0) return 0;
-    const double distance = mean_of<T>(n, [&](std::int64_t i, auto zero) {
-        using Wide = decltype(zero);
-        return static_cast<Wide>(x[i]) - static_cast<Wide>(x[0]);
-    });
-    return static_cast<T>(static_cast<double>(x[0]) + distance);
-}
-
-/// Mean of (x - center)^2.
-template <class T>
-double mean_square(const T* x, T center, std::int64_t n) {
-    return mean_of<T>(n, [&](std::int64_t i, auto zero) {
-        using Wide = decltype(zero);
-        const Wide deviation = static_cast<Wide>(x[i]) - static_cast<Wide>(center);
-        return deviation * deviation;
-    });
-}
-
 /// What backward needs to know of the input, row by row: normalised x = (x - mean) * reciprocal.
 template <class T>
 struct Statistics {
@@ -52,17 +19,23 @@ struct Statistics {
 };
 
 /// dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)) with g = weight * dy; the middle term
-/// stands for the subtracted mean and is absent in rms_norm.
+/// stands for the subtracted mean and is absent in rms_norm. Added to dx_so_far, unless that is nullptr.
 template <class T>
-void row_gradient(const T* x, const T* dy, const T* weight, T mean, T reciprocal, bool centered, T* dx,
-                  std::int64_t n) {
+void row_gradient(const T* x, const T* dy, const T* weight, T mean, T reciprocal, bool centered,
+                  const T* dx_so_far, T* dx, std::int64_t n) {
     const auto g = [&](std::int64_t i) { return weight == nullptr ? dy[i] : weight[i] * dy[i]; };
     const auto normalised = [&](std::int64_t i) { return (x[i] - mean) * reciprocal; };
     const auto count = static_cast<double>(n);
     const T mean_g = centered ? static_cast<T>(sum_of<T>(n, g) / count) : T{0};
     const T mean_product =
         static_cast<T>(sum_of<T>(n, [&](std::int64_t i) { return g(i) * normalised(i); }) / count);
-    for (std::int64_t i = 0; i < n; ++i) dx[i] = reciprocal * (g(i) - mean_g - normalised(i) * mean_product);
+    const auto gradient = [&](std::int64_t i) {
+        return reciprocal * (g(i) - mean_g - normalised(i) * mean_product);
+    };
+    if (dx_so_far == nullptr)
+        for (std::int64_t i = 0; i < n; ++i) dx[i] = gradient(i);
+    else
+        for (std::int64_t i = 0; i < n; ++i) dx[i] = dx_so_far[i] + gradient(i);
 }
 
 /// y = sum over pieces of partial (pieces, width), in the order of the pieces and in f64.
@@ -83,7 +56,7 @@ void combine(const std::vector<T>& partial, std::int64_t pieces, std::int64_t wi
 /// order.
 template <class T>
 void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statistics, const Tensor& dy,
-                   Tensor& dx, Tensor& dweight, Tensor& dbias) {
+                   bool accumulate, Tensor& dx, Tensor& dweight, Tensor& dbias) {
     const std::int64_t rows = x.size(0);
     const std::int64_t width = x.size(1);
     const std::int64_t piece = std::max<std::int64_t>(16, rows_per_piece(width));
@@ -95,7 +68,9 @@ void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statisti
     parallel_for(width == 0 ? 0 : rows, piece, [&](std::int64_t first, std::int64_t last) {
         RowReader<T> x_reader(x);
         RowReader<T> dy_reader(dy);
+        std::optional<RowReader<T>> dx_reader;
         std::optional<RowWriter<T>> writer;
+        if (dx.defined() && accumulate) dx_reader.emplace(dx);
         if (dx.defined()) writer.emplace(dx);
         T* dweight_of = dweight.defined() ? dweights.data() + first / piece * width : nullptr;
         T* dbias_of = dbias.defined() ? dbiases.data() + first / piece * width : nullptr;
@@ -111,7 +86,7 @@ void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statisti
                 for (std::int64_t i = 0; i < width; ++i) dbias_of[i] += gradients[i];
             if (!writer) continue;
             row_gradient(values, gradients, weight_of, mean, reciprocal, statistics.mean != nullptr,
-                         writer->begin(row), width);
+                         dx_reader ? dx_reader->read(row) : nullptr, writer->begin(row), width);
             writer->end();
         }
     });
@@ -119,80 +94,94 @@ void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statisti
     if (dbias.defined()) combine(dbiases, pieces, width, dbias);
 }
 
-}  // namespace
+/// sum = x + residual.
+template <class T>
+void add_row(const T* x, const T* residual, std::int64_t row, std::int64_t width, RowWriter<T>& sum) {
+    T* to = sum.begin(row);
+    for (std::int64_t i = 0; i < width; ++i) to[i] = x[i] + residual[i];
+    sum.end();
+}
 
-void CpuBackend::layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                            double epsilon, Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) {
+/// y = (x - mean) * reciprocal * weight + bias.
+template <class T>
+void normalise_row(const T* x, T mean, T reciprocal, const std::vector<T>& weight, const std::vector<T>& bias,
+                   T* y, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * reciprocal;
+    if (!weight.empty())
+        for (std::int64_t i = 0; i < n; ++i) y[i] *= weight[static_cast<std::size_t>(i)];
+    if (!bias.empty())
+        for (std::int64_t i = 0; i < n; ++i) y[i] += bias[static_cast<std::size_t>(i)];
+}
+
+/// Forward of both norms; mean_or_none is nullptr for rms_norm, which subtracts none.
+void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+          const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor* mean_or_none,
+          Tensor& reciprocal_root) {
     const std::int64_t width = x.size(1);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const std::vector<T> weight = read_vector<T>(weight_or_none);
         const std::vector<T> bias = read_vector<T>(bias_or_none);
-        T* mean_of = mean.data<T>();
-        T* reciprocal_of = reciprocal_deviation.data<T>();
+        T* mean_of = mean_or_none == nullptr ? nullptr : mean_or_none->data<T>();
+        T* reciprocal_of = reciprocal_root.data<T>();
         parallel_for(x.size(0), rows_per_piece(width), [&](std::int64_t first, std::int64_t last) {
-            RowReader<T> reader(x);
+            RowReader<T> x_reader(x);
+            std::optional<RowReader<T>> residual_reader, sum_reader;
+            std::optional<RowWriter<T>> sum_writer;
+            if (residual_or_none.defined()) {
+                residual_reader.emplace(residual_or_none);
+                sum_reader.emplace(sum_or_none);
+                sum_writer.emplace(sum_or_none);
+            }
             RowWriter<T> writer(y);
             for (std::int64_t row = first; row < last; ++row) {
-                const T* from = reader.read(row);
-                T* to = writer.begin(row);
-                const T center = mean_of_row(from, width);
-                const T reciprocal =
-                    static_cast<T>(1 / std::sqrt(mean_square(from, center, width) + epsilon));
-                mean_of[row] = center;
+                const T* from = x_reader.read(row);
+                if (sum_writer) {
+                    add_row(from, residual_reader->read(row), row, width, *sum_writer);
+                    from = sum_reader->read(row);  // as rounded to the dtype
+                }
+                const T mean = mean_of == nullptr ? T{0} : mean_of_row(from, width);
+                const T reciprocal = static_cast<T>(1 / std::sqrt(mean_square(from, mean, width) + epsilon));
+                if (mean_of != nullptr) mean_of[row] = mean;
                 reciprocal_of[row] = reciprocal;
-                for (std::int64_t i = 0; i < width; ++i) to[i] = (from[i] - center) * reciprocal;
-                if (!weight.empty())
-                    for (std::int64_t i = 0; i < width; ++i) to[i] *= weight[static_cast<std::size_t>(i)];
-                if (!bias.empty())
-                    for (std::int64_t i = 0; i < width; ++i) to[i] += bias[static_cast<std::size_t>(i)];
+                normalise_row(from, mean, reciprocal, weight, bias, writer.begin(row), width);
                 writer.end();
             }
         });
     });
+}
+
+}  // namespace
+
+void CpuBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                            const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
+                            Tensor& mean, Tensor& reciprocal_deviation) {
+    norm(x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean,
+         reciprocal_deviation);
 }
 
 void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& reciprocal_deviation, const Tensor& dy, Tensor& dx_or_none,
-                                     Tensor& dweight_or_none, Tensor& dbias_or_none) {
+                                     const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
+                                     Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        norm_backward<T>(x, weight_or_none, {mean.data<T>(), reciprocal_deviation.data<T>()}, dy, dx_or_none,
-                         dweight_or_none, dbias_or_none);
+        norm_backward<T>(x, weight_or_none, {mean.data<T>(), reciprocal_deviation.data<T>()}, dy, accumulate,
+                         dx_or_none, dweight_or_none, dbias_or_none);
     });
 }
 
-void CpuBackend::rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
-                          Tensor& reciprocal_rms) {
-    const std::int64_t width = x.size(1);
-    visit_floating_compute(x.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        const std::vector<T> weight = read_vector<T>(weight_or_none);
-        T* reciprocal_of = reciprocal_rms.data<T>();
-        parallel_for(x.size(0), rows_per_piece(width), [&](std::int64_t first, std::int64_t last) {
-            RowReader<T> reader(x);
-            RowWriter<T> writer(y);
-            for (std::int64_t row = first; row < last; ++row) {
-                const T* from = reader.read(row);
-                T* to = writer.begin(row);
-                const T reciprocal = static_cast<T>(1 / std::sqrt(mean_square(from, T{0}, width) + epsilon));
-                reciprocal_of[row] = reciprocal;
-                for (std::int64_t i = 0; i < width; ++i) to[i] = from[i] * reciprocal;
-                if (!weight.empty())
-                    for (std::int64_t i = 0; i < width; ++i) to[i] *= weight[static_cast<std::size_t>(i)];
-                writer.end();
-            }
-        });
-    });
+void CpuBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) {
+    norm(x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, reciprocal_rms);
 }
 
 void CpuBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
-                                   const Tensor& reciprocal_rms, const Tensor& dy, Tensor& dx_or_none,
-                                   Tensor& dweight_or_none) {
+                                   const Tensor& reciprocal_rms, const Tensor& dy, bool accumulate,
+                                   Tensor& dx_or_none, Tensor& dweight_or_none) {
     Tensor no_bias;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        norm_backward<T>(x, weight_or_none, {nullptr, reciprocal_rms.data<T>()}, dy, dx_or_none,
+        norm_backward<T>(x, weight_or_none, {nullptr, reciprocal_rms.data<T>()}, dy, accumulate, dx_or_none,
                          dweight_or_none, no_bias);
     });
 }

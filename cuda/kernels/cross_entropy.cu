@@ -3,11 +3,10 @@
 // join these, and the first of them writes loss and logsumexp. Backward needs no sum: logsumexp gives each probability
 // from its logit alone, so the gradient may take the logit's place in memory.
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 
+#include "core/kernel_errors.h"
 #include "cuda/kernels/rows.h"
 
 namespace potluck {
@@ -136,10 +135,7 @@ void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels,
     const std::optional<std::int64_t> bad_row = take_fault();
     if (!bad_row) return;
     const Tensor label = labels.alias({}, {}, labels.offset() + *bad_row * labels.strides()[0]);
-    throw Error("cross_entropy",
-                fmt::format("label {} at position {} is neither a class (0..{}) nor ignore_index {}. "
-                            "Correct it, or give the rows without a label the ignore_index.",
-                            label.item<std::int64_t>(), *bad_row, rows.width - 1, options.ignore_index));
+    throw bad_label(label.item<std::int64_t>(), *bad_row, rows.width, options.ignore_index);
 }
 
 void CudaBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,

@@ -117,9 +117,8 @@ struct NormBackward {
     const compute_type<T>* reciprocal;
     const T* dy;
     std::int64_t dy_stride;
-    const T* dsum;  // nullptr, or what is added to dx: the gradient that comes along the residual
-    std::int64_t dsum_stride;
     T* dx;                    // nullptr: not wanted
+    bool accumulate;          // dx +=
     int sections;             // 0: no gradient of parameters; 1: dweight; 2: dweight and dbias
     bool shared;              // whether the accumulators are in shared memory
     compute_type<T>* blocks;  // (blocks, sections, width): what each block adds up
@@ -198,13 +197,14 @@ __global__ void __launch_bounds__(most_row_threads) norm_backward_kernel(NormBac
                 for (int i = 0; i < pack.size; ++i)
                     values[i] =
                         reciprocal * (scaled.values[i] - mean_g - normalised.values[i] * mean_product);
-                if (norm.dsum != nullptr) {
-                    const auto along = load_pack<pack.size>(norm.dsum + row * norm.dsum_stride + column);
-                    for (int i = 0; i < pack.size; ++i) values[i] += to_compute(along.values[i]);
+                T* const to = norm.dx + row * width + column;
+                if (norm.accumulate) {
+                    const auto so_far = load_pack<pack.size>(to);
+                    for (int i = 0; i < pack.size; ++i) values[i] += to_compute(so_far.values[i]);
                 }
                 auto result = pack;
                 for (int i = 0; i < pack.size; ++i) result.values[i] = from_compute<T>(values[i]);
-                store_pack(norm.dx + row * width + column, result);
+                store_pack(to, result);
             }
             if (norm.sections > 1) accumulate(dbias + column, gradient);
             if (norm.sections > 0) {
@@ -295,16 +295,14 @@ void forward(CudaBackend& backend, const Tensor& x, const Tensor& residual_or_no
 }
 
 void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_none, const Tensor* mean,
-              const Tensor& reciprocal, const Tensor& dy, const Tensor& dsum_or_none, Tensor& dx,
-              Tensor& dweight, Tensor& dbias) {
+              const Tensor& reciprocal, const Tensor& dy, bool accumulate, Tensor& dx, Tensor& dweight,
+              Tensor& dbias) {
     const cudaStream_t on = backend.stream();
     const std::int64_t width = x.size(1);
     if (width == 0) return;
     const bool empty = x.count() == 0;
     const DenseRows rows = empty ? DenseRows{x, 0, width, width} : dense_rows(backend, x);
     const DenseRows gradients = empty ? DenseRows{dy, 0, width, width} : dense_rows(backend, dy);
-    const DenseRows along =
-        dsum_or_none.defined() && !empty ? dense_rows(backend, dsum_or_none) : DenseRows{};
     const Tensor weight = dense_vector(backend, weight_or_none);
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -324,9 +322,8 @@ void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_non
                                    .reciprocal = statistics_of<T>(&reciprocal),
                                    .dy = elements_of<T>(gradients.tensor),
                                    .dy_stride = gradients.stride,
-                                   .dsum = elements_or_null<T>(along.tensor),
-                                   .dsum_stride = along.stride,
                                    .dx = elements_or_null<T>(dx),
+                                   .accumulate = accumulate,
                                    .sections = sections,
                                    .shared = shared,
                                    .blocks = elements_of<Computed>(of_blocks)};
@@ -342,31 +339,32 @@ void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_non
 }  // namespace
 }  // namespace cuda
 
-void CudaBackend::layer_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                             double epsilon, Tensor& y, Tensor& mean, Tensor& reciprocal_deviation) {
-    Tensor none;
-    cuda::forward(*this, x, {}, weight_or_none, bias_or_none, epsilon, none, y, &mean, reciprocal_deviation);
+void CudaBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                             const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
+                             Tensor& mean, Tensor& reciprocal_deviation) {
+    cuda::forward(*this, x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean,
+                  reciprocal_deviation);
 }
 
 void CudaBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                      const Tensor& reciprocal_deviation, const Tensor& dy,
+                                      const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
                                       Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    cuda::backward(*this, x, weight_or_none, &mean, reciprocal_deviation, dy, {}, dx_or_none, dweight_or_none,
-                   dbias_or_none);
+    cuda::backward(*this, x, weight_or_none, &mean, reciprocal_deviation, dy, accumulate, dx_or_none,
+                   dweight_or_none, dbias_or_none);
 }
 
-void CudaBackend::rms_norm(const Tensor& x, const Tensor& weight_or_none, double epsilon, Tensor& y,
-                           Tensor& reciprocal_rms) {
-    Tensor none;
-    cuda::forward(*this, x, {}, weight_or_none, {}, epsilon, none, y, nullptr, reciprocal_rms);
+void CudaBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                           double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) {
+    cuda::forward(*this, x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr,
+                  reciprocal_rms);
 }
 
 void CudaBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
-                                    const Tensor& reciprocal_rms, const Tensor& dy, Tensor& dx_or_none,
-                                    Tensor& dweight_or_none) {
-    Tensor none;
-    cuda::backward(*this, x, weight_or_none, nullptr, reciprocal_rms, dy, {}, dx_or_none, dweight_or_none,
-                   none);
+                                    const Tensor& reciprocal_rms, const Tensor& dy, bool accumulate,
+                                    Tensor& dx_or_none, Tensor& dweight_or_none) {
+    Tensor no_bias;
+    cuda::backward(*this, x, weight_or_none, nullptr, reciprocal_rms, dy, accumulate, dx_or_none,
+                   dweight_or_none, no_bias);
 }
 
 }  // namespace potluck

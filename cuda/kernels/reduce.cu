@@ -199,8 +199,15 @@ private:
 
 /// Axes [begin, end) of x.
 Walk walk_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
-    const Tensor axes = x.alias(Shape(x.shape().begin() + begin, x.shape().begin() + end),
-                                Strides(x.strides().begin() + begin, x.strides().begin() + end), x.offset());
+    const Shape shape(x.shape().begin() + begin, x.shape().begin() + end);
+    if (x.count() == 0) {  // nothing is read
+        Layout<1> layout;
+        layout.axes = 1;
+        layout.sizes[0] = layout.count = element_count(shape);
+        return Walk(layout);
+    }
+    const Strides strides(x.strides().begin() + begin, x.strides().begin() + end);
+    const Tensor axes = x.alias(shape, strides, x.offset());
     return Walk(layout_of<1>({&axes}));
 }
 

@@ -208,18 +208,23 @@ void norms(std::int64_t rows) {
     const Tensor dy = randn(shape);
     const Tensor weight = randn({768});
     Tensor y = zeros(shape);
+    Tensor sum = zeros(shape);
+    Tensor none;
     Tensor mean = empty({rows});
     Tensor reciprocal = empty({rows});
     Tensor dweight = empty({768});
     Tensor dbias = empty({768});
     const std::string of = fmt::format(" ({}, 768)", rows);
     measure("layer_norm" + of, 2 * x.bytes(), 0,
-            [&] { cpu().layer_norm(x, weight, weight, 1e-5, y, mean, reciprocal); });
+            [&] { cpu().layer_norm(x, {}, weight, weight, 1e-5, none, y, mean, reciprocal); });
     measure("layer_norm backward" + of, 3 * x.bytes(), 0,
-            [&] { cpu().layer_norm_backward(x, weight, mean, reciprocal, dy, y, dweight, dbias); });
-    measure("rms_norm" + of, 2 * x.bytes(), 0, [&] { cpu().rms_norm(x, weight, 1e-5, y, reciprocal); });
+            [&] { cpu().layer_norm_backward(x, weight, mean, reciprocal, dy, false, y, dweight, dbias); });
+    measure("layer_norm with a residual" + of, 4 * x.bytes(), 0,
+            [&] { cpu().layer_norm(x, dy, weight, weight, 1e-5, sum, y, mean, reciprocal); });
+    measure("rms_norm" + of, 2 * x.bytes(), 0,
+            [&] { cpu().rms_norm(x, {}, weight, 1e-5, none, y, reciprocal); });
     measure("rms_norm backward" + of, 3 * x.bytes(), 0,
-            [&] { cpu().rms_norm_backward(x, weight, reciprocal, dy, y, dweight); });
+            [&] { cpu().rms_norm_backward(x, weight, reciprocal, dy, false, y, dweight); });
 }
 
 void rotary() {

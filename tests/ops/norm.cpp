@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "autograd/ops/copy.h"
+#include "autograd/ops/elementwise.h"
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/factories.h"
@@ -32,6 +33,67 @@ Array multiply(const Array& x, const Array& y) {
 
 std::vector<Shape> norm_shapes() {
     return {{2}, {17}, {0, 3}, {3, 17}, {2, 2, 5}, {129, 2}, {5, 129}, {40, 768}, {2, 3000}};
+}
+
+Array add(const Array& x, const Array& y) {
+    return map(x, y, [](double a, double b) { return a + b; });
+}
+
+/// Whole numbers, so that the sum with the residual is exact in every dtype.
+Input whole_input(const Shape& shape) { return {.shape = shape, .low = -8.0, .high = 8.0, .whole = true}; }
+
+Row add_layer_row() {
+    Row row{.op = "add_layer_norm", .tolerance = 2.0, .gradient_tolerance = 2.0};
+    for (const Shape& shape : norm_shapes()) {
+        const Input x = whole_input(shape), parameter{.shape = {shape.back()}};
+        row.cases.push_back({.inputs = {x, x, parameter, parameter},
+                             .call = call([](const Tensor& input, const Tensor& residual,
+                                             const Tensor& weight, const Tensor& bias) {
+                                 return add_layer_norm(input, residual, weight, bias, 1e-3);
+                             }),
+                             .reference = [](const std::vector<Array>& in) -> std::vector<Array> {
+                                 const Array sum = add(in[0], in[1]);
+                                 return {sum, add(multiply(normalised(sum, 1e-3, true), in[2]), in[3])};
+                             }});
+    }
+    row.refusals = {{[] {
+                         add_layer_norm(ones({2, 3}), ones({3}));
+                     },
+                     {"[add_layer_norm]", "(2, 3)", "(3)"}},
+                    {[] {
+                         add_layer_norm(ones({2, 3}), {});
+                     },
+                     {"[add_layer_norm]", "residual"}},
+                    {[] {
+                         add_layer_norm(ones({2, 3}), ones({2, 3}), ones({2}));
+                     },
+                     {"[add_layer_norm]", "(2, 3)", "(2)"}}};
+    return row;
+}
+
+Row add_rms_row() {
+    Row row{.op = "add_rms_norm", .tolerance = 2.0, .gradient_tolerance = 2.0};
+    for (const Shape& shape : norm_shapes()) {
+        const Input x = whole_input(shape), parameter{.shape = {shape.back()}};
+        row.cases.push_back(
+            {.inputs = {x, x, parameter},
+             .call = call([](const Tensor& input, const Tensor& residual, const Tensor& weight) {
+                 return add_rms_norm(input, residual, weight, 1e-3);
+             }),
+             .reference = [](const std::vector<Array>& in) -> std::vector<Array> {
+                 const Array sum = add(in[0], in[1]);
+                 return {sum, multiply(normalised(sum, 1e-3, false), in[2])};
+             }});
+    }
+    row.refusals = {{[] {
+                         add_rms_norm(ones({2, 3}), ones({3}));
+                     },
+                     {"[add_rms_norm]", "(2, 3)", "(3)"}},
+                    {[] {
+                         add_rms_norm(ones({2, 3}), ones({2, 3}), ones({2}));
+                     },
+                     {"[add_rms_norm]", "(2, 3)", "(2)"}}};
+    return row;
 }
 
 }  // namespace
@@ -107,7 +169,7 @@ std::vector<Row> norm_rows() {
          {"[rms_norm]", "nan"}},
         {[] { rms_norm(ones({})); }, {"[rms_norm]", "()"}},
     };
-    return {layer_row, rms_row};
+    return {layer_row, rms_row, add_layer_row(), add_rms_row()};
 }
 
 TEST_CASE("norm: a constant row is the bias, with an epsilon that half types do not hold") {
@@ -224,6 +286,50 @@ TEST_CASE("norm: NaN and infinity are not hidden") {
                 CHECK(std::isnan(y[1][0].item()));
             }
         }
+    });
+}
+
+TEST_CASE("norm: add and norm is the sum and its norm, to the bit") {
+    on_each_device([] {
+        Generator generator(5);
+        for (const DType dtype : floating_dtypes())
+            for (const std::int64_t width : {7, 64, 3000}) {
+                std::vector<Tensor> gradients;
+                std::vector<Tensor> outputs;
+                const Tensor given = to(randn({5, width}, {DType::f32, test_device()}, &generator), dtype);
+                const Tensor residual = to(randn({5, width}, {DType::f32, test_device()}, &generator), dtype);
+                for (const bool fused : {true, false}) {
+                    Tensor x = given.clone();
+                    x.set_requires_grad();
+                    const Tensor weight = full({width}, 1.5, {dtype});
+                    const auto [sum, y] = fused ? add_layer_norm(x, residual, weight)
+                                                : std::pair{x + residual, layer_norm(x + residual, weight)};
+                    const auto [rms_sum, rms_y] =
+                        fused ? add_rms_norm(x, residual, weight)
+                              : std::pair{x + residual, rms_norm(x + residual, weight)};
+                    outputs.insert(outputs.end(), {sum, y, rms_sum, rms_y});
+                    // The gradient along the residual comes first, and the norm adds its own.
+                    backward(y * y + sum, {.gradient = ones(y.shape(), {dtype})});
+                    gradients.push_back(x.grad());
+                }
+                for (std::size_t i = 0; i < 4; ++i)
+                    CHECK(outputs[i].to_vector() == outputs[i + 4].to_vector());
+                const std::vector<double> fused = gradients[0].to_vector(),
+                                          composed = gradients[1].to_vector();
+                for (std::size_t i = 0; i < fused.size(); ++i)
+                    REQUIRE(is_close(fused[i], composed[i], gradient_tolerance_of(dtype)));
+            }
+    });
+}
+
+TEST_CASE("norm: a residual of another dtype than the weight") {
+    on_each_device([] {
+        const Tensor x = tensor({{1.0, 2.0}}, {DType::bf16});
+        const auto [sum, y] = add_layer_norm(x, x, ones({2}), {}, 0.0);
+        CHECK(sum.dtype() == DType::bf16);
+        CHECK(y.dtype() == DType::f32);
+        CHECK(sum.to_vector() == std::vector<double>{2.0, 4.0});
+        CHECK(y.to_vector() == std::vector<double>{-1.0, 1.0});
     });
 }
 
