@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "core/cpu/attention_tiles.h"
@@ -17,9 +16,6 @@ namespace potluck {
 namespace {
 
 using namespace cpu;
-
-template <class T>
-constexpr T infinity = std::numeric_limits<T>::infinity();
 
 /// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives
 /// weights of 0.

@@ -17,6 +17,9 @@
 
 namespace potluck::cpu {
 
+template <class T>
+inline constexpr T infinity = std::numeric_limits<T>::infinity();
+
 /// Rows that one thread takes at a time, so that a piece is some 16 thousand elements.
 inline std::int64_t rows_per_piece(std::int64_t width) {
     return std::max<std::int64_t>(1, piece_size / std::max<std::int64_t>(1, width));
@@ -162,7 +165,7 @@ double mean_square(const T* x, T center, std::int64_t n) {
 template <class T>
 T largest_of(const T* x, std::int64_t n) {
     T lanes[lane_count];
-    std::fill_n(lanes, lane_count, -std::numeric_limits<T>::infinity());
+    std::fill_n(lanes, lane_count, -infinity<T>);
     std::int64_t i = 0;
     for (; i + lane_count <= n; i += lane_count)
         for (std::int64_t lane = 0; lane < lane_count; ++lane)

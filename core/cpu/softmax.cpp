@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
@@ -10,9 +9,6 @@ namespace potluck {
 namespace {
 
 using namespace cpu;
-
-template <class T>
-constexpr T infinity = std::numeric_limits<T>::infinity();
 
 /// y = exp(x - shift); returns the sum.
 template <class T>
