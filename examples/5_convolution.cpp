@@ -17,7 +17,7 @@ namespace {
 struct Net : nn::Module {
     nn::Conv2d first{1, 12, 3, {.padding = 1}}, second{12, 24, 3, {.padding = 1}};
     nn::BatchNorm first_norm{12}, second_norm{24};
-    nn::Linear head{24 * 2 * 2, 10};
+    nn::Linear head{96, 10};  // of 24 channels, 2 x 2 each
 
     void members(nn::Members& m) override {
         m("first", first)("first_norm", first_norm)("second", second)("second_norm", second_norm)("head",
