@@ -158,49 +158,65 @@ Matrix<const T> as_const(const Matrix<T>& x) {
 constexpr std::int64_t tile_elements =
     1 << 17;  // of both factors or of the product: what fits into a second-level cache
 constexpr std::int64_t least_tile_columns = 128;
-constexpr std::int64_t wanted_tiles = 8;  // so that more threads find work
+constexpr std::int64_t wanted_tiles = 8;            // so that more threads find work,
+constexpr std::int64_t least_piece_work = 1 << 19;  // while a piece is still worth it
 
-/// How many columns a tile has when `rows` elements of memory belong to each. Equal tiles, so that the last is no sliver.
-std::int64_t columns_per_tile(std::int64_t places, std::int64_t rows) {
-    const std::int64_t most = std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, rows));
+/// Multiplications of a tile; to gather an element takes as long as some 16 of them.
+std::int64_t work_of(const Geometry& g, std::int64_t rows, std::int64_t columns) {
+    return rows * columns * (g.filters + 16);
+}
+
+/// How many tiles one thread does in a row.
+std::int64_t tiles_per_piece(std::int64_t tile_work) {
+    return std::max<std::int64_t>(1, least_piece_work / std::max<std::int64_t>(1, tile_work));
+}
+
+/// How many columns the tiles of one group have. They are equal, so that the last is no sliver.
+std::int64_t columns_per_tile(const Geometry& g) {
+    const std::int64_t depth = g.depth(), places = g.places();
+    const std::int64_t most =
+        std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, depth + g.filters));
+    const std::int64_t worth_while =
+        std::min(places / least_tile_columns, work_of(g, depth, places) / least_piece_work);
     const std::int64_t tiles =
-        std::max((places + most - 1) / most, std::min(wanted_tiles, places / least_tile_columns));
-    const std::int64_t share = (places + tiles - 1) / std::max<std::int64_t>(1, tiles);
-    return (share + 15) / 16 * 16;
+        std::max({std::int64_t{1}, (places + most - 1) / most, std::min(wanted_tiles, worth_while)});
+    return ((places + tiles - 1) / tiles + 15) / 16 * 16;
 }
 
 template <class T>
 void forward(const Geometry& g, const T* x, const T* weight, const std::vector<T>& bias, Tensor& y) {
-    const std::int64_t depth = g.depth(), size = columns_per_tile(g.places(), depth + g.filters);
+    const std::int64_t depth = g.depth(), size = columns_per_tile(g);
     const std::int64_t tiles = (g.places() + size - 1) / size;
-    parallel_for(g.groups * tiles, 1, [&](std::int64_t first, std::int64_t last) {
-        const auto memory =
-            std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((depth + g.filters) * size));
-        for (std::int64_t i = first; i < last; ++i) {
-            const std::int64_t group = i / tiles, column = i % tiles * size;
-            const Tile tile{0, depth, column, std::min(size, g.places() - column)};
-            const Matrix<T> columns{memory.get(), depth, tile.columns, tile.columns, 1};
-            const Matrix<T> sums{memory.get() + depth * tile.columns, g.filters, tile.columns, tile.columns,
-                                 1};
-            gather(g, group, tile, x, columns.data);
-            for (std::int64_t f = 0; f < g.filters; ++f)
-                std::fill_n(sums.data + f * tile.columns, tile.columns,
-                            bias.empty() ? T{0} : bias[static_cast<std::size_t>(group * g.filters + f)]);
-            gemm(Matrix<const T>{weight + group * g.filters * depth, g.filters, depth, depth, 1},
-                 as_const(columns), sums, /*accumulate=*/true);
-            for_each_sample(
-                g, tile,
-                [&](std::int64_t sample, std::int64_t window, std::int64_t position, std::int64_t n) {
-                    for (std::int64_t f = 0; f < g.filters; ++f) {
-                        const std::int64_t at =
-                            ((sample * g.groups + group) * g.filters + f) * g.windows() + window;
-                        convert_from(sums.data + f * tile.columns + position,
-                                     static_cast<std::byte*>(y.raw_data()) + at * size_of(y.dtype()),
-                                     y.dtype(), 1, n);
-                    }
-                });
-        }
-    });
+    parallel_for(
+        g.groups * tiles, tiles_per_piece(work_of(g, depth, size)),
+        [&](std::int64_t first, std::int64_t last) {
+            const auto memory =
+                std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((depth + g.filters) * size));
+            for (std::int64_t i = first; i < last; ++i) {
+                const std::int64_t group = i / tiles, column = i % tiles * size;
+                const Tile tile{0, depth, column, std::min(size, g.places() - column)};
+                const Matrix<T> columns{memory.get(), depth, tile.columns, tile.columns, 1};
+                const Matrix<T> sums{memory.get() + depth * tile.columns, g.filters, tile.columns,
+                                     tile.columns, 1};
+                gather(g, group, tile, x, columns.data);
+                for (std::int64_t f = 0; f < g.filters; ++f)
+                    std::fill_n(sums.data + f * tile.columns, tile.columns,
+                                bias.empty() ? T{0} : bias[static_cast<std::size_t>(group * g.filters + f)]);
+                gemm(Matrix<const T>{weight + group * g.filters * depth, g.filters, depth, depth, 1},
+                     as_const(columns), sums, /*accumulate=*/true);
+                for_each_sample(
+                    g, tile,
+                    [&](std::int64_t sample, std::int64_t window, std::int64_t position, std::int64_t n) {
+                        for (std::int64_t f = 0; f < g.filters; ++f) {
+                            const std::int64_t at =
+                                ((sample * g.groups + group) * g.filters + f) * g.windows() + window;
+                            convert_from(sums.data + f * tile.columns + position,
+                                         static_cast<std::byte*>(y.raw_data()) + at * size_of(y.dtype()),
+                                         y.dtype(), 1, n);
+                        }
+                    });
+            }
+        });
 }
 
 /// dx (dense, zeros) from dcolumns = weight^T . dy. Windows overlap, so one thread takes whole samples: as many as make
@@ -213,7 +229,8 @@ void input_gradient(const Geometry& g, const T* weight, const T* dy, T* dx) {
     const std::int64_t size =
         std::min(samples * g.windows(),
                  std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, depth + g.filters)));
-    parallel_for(g.groups * pieces, 1, [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t work = work_of(g, depth, samples * g.windows());
+    parallel_for(g.groups * pieces, tiles_per_piece(work), [&](std::int64_t first, std::int64_t last) {
         const auto memory =
             std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((depth + g.filters) * size));
         for (std::int64_t i = first; i < last; ++i) {
@@ -246,25 +263,27 @@ void weight_gradient(const Geometry& g, const T* x, const T* dy, T* dweight) {
     const std::int64_t size =
         std::min((g.places() + 15) / 16 * 16,
                  std::max(least_tile_columns, tile_elements / std::max<std::int64_t>(1, rows + g.filters)));
-    parallel_for(g.groups * blocks, 1, [&](std::int64_t first, std::int64_t last) {
-        const auto memory =
-            std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((rows + g.filters) * size));
-        for (std::int64_t i = first; i < last; ++i) {
-            const std::int64_t group = i / blocks, row = i % blocks * rows;
-            for (std::int64_t column = 0; column < g.places(); column += size) {
-                const Tile tile{row, std::min(rows, depth - row), column,
-                                std::min(size, g.places() - column)};
-                const Matrix<T> columns{memory.get(), tile.rows, tile.columns, tile.columns, 1};
-                const Matrix<T> slopes{memory.get() + tile.rows * tile.columns, g.filters, tile.columns,
-                                       tile.columns, 1};
-                gather(g, group, tile, x, columns.data);
-                gather_filters(g, group, tile, dy, slopes.data);
-                gemm(as_const(slopes), as_const(columns).transposed(),
-                     Matrix<T>{dweight + group * g.filters * depth + row, g.filters, tile.rows, depth, 1},
-                     /*accumulate=*/true);
+    parallel_for(
+        g.groups * blocks, tiles_per_piece(work_of(g, rows, g.places())),
+        [&](std::int64_t first, std::int64_t last) {
+            const auto memory =
+                std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>((rows + g.filters) * size));
+            for (std::int64_t i = first; i < last; ++i) {
+                const std::int64_t group = i / blocks, row = i % blocks * rows;
+                for (std::int64_t column = 0; column < g.places(); column += size) {
+                    const Tile tile{row, std::min(rows, depth - row), column,
+                                    std::min(size, g.places() - column)};
+                    const Matrix<T> columns{memory.get(), tile.rows, tile.columns, tile.columns, 1};
+                    const Matrix<T> slopes{memory.get() + tile.rows * tile.columns, g.filters, tile.columns,
+                                           tile.columns, 1};
+                    gather(g, group, tile, x, columns.data);
+                    gather_filters(g, group, tile, dy, slopes.data);
+                    gemm(as_const(slopes), as_const(columns).transposed(),
+                         Matrix<T>{dweight + group * g.filters * depth + row, g.filters, tile.rows, depth, 1},
+                         /*accumulate=*/true);
+                }
             }
-        }
-    });
+        });
 }
 
 /// dbias[f] = the sum of dy over all samples and places, in f64.
