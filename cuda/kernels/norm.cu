@@ -14,6 +14,9 @@ namespace potluck {
 namespace cuda {
 namespace {
 
+/// Blocks that a multiprocessor must be able to hold: with two the compiler has 64 registers a thread, and spills none.
+constexpr int blocks_at_once = 2;
+
 /// Mean over a row of term(x), 0 for an empty row; each thread of the row gets it. 16 bytes of elements are added in
 /// the compute type, these sums in f64; when a sum leaves the range of f32 it is taken in f64 altogether.
 template <class Wide, class T, class Term>
@@ -55,7 +58,7 @@ struct NormForward {
 
 // Floor: reads x and writes y once (2 sizeof(T) bytes an element; with a residual 4: two read, two written).
 template <class T, bool centered>
-__global__ void __launch_bounds__(most_row_threads) norm_kernel(NormForward<T> norm) {
+__global__ void __launch_bounds__(most_row_threads, blocks_at_once) norm_kernel(NormForward<T> norm) {
     using Computed = compute_type<T>;
     for (std::int64_t row = first_row(); row < norm.rows; row += row_step()) {
         const T* from = norm.x + row * norm.x_stride;
@@ -139,7 +142,8 @@ __device__ void accumulate(T* to, const Pack<T, Size>& terms) {
 // subtracted mean and is absent in rms_norm. dweight = sum of dy normalised over the rows, dbias = sum of dy.
 // Floor: reads x and dy and writes dx once (3 sizeof(T) bytes an element).
 template <class T, bool centered>
-__global__ void __launch_bounds__(most_row_threads) norm_backward_kernel(NormBackward<T> norm) {
+__global__ void __launch_bounds__(most_row_threads, blocks_at_once)
+    norm_backward_kernel(NormBackward<T> norm) {
     using Computed = compute_type<T>;
     const std::int64_t width = norm.width;
     const std::int64_t accumulators = norm.sections * width;

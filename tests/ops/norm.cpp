@@ -251,7 +251,8 @@ TEST_CASE("norm: gradients over an input of rank 3, and of a row worked out by h
 
 TEST_CASE("norm: gradients of parameters in half types are summed in f32 or better") {
     on_each_device([] {
-        constexpr std::int64_t width = 768;
+        // The sums run down the rows. Emulated, each element takes its time: fewer columns are enough there.
+        const std::int64_t width = test_device() == Device::cpu() ? 768 : 48;
         for (const DType dtype : {DType::bf16, DType::f16}) {
             Generator generator(3);
             const Tensor x = to(randn({8, 1024, width}, {DType::f32, test_device()}, &generator), dtype);
@@ -267,10 +268,10 @@ TEST_CASE("norm: gradients of parameters in half types are summed in f32 or bett
             for (int micro_batch = 1; micro_batch <= 4; ++micro_batch) {
                 const Tensor y = layer_norm(x, weight, bias);
                 backward(y, {.gradient = ones(y.shape(), {dtype})});
-                CHECK(bias.grad().to_vector() == std::vector<double>(width, 8192.0 * micro_batch));
+                CHECK(bias.grad().to_vector() == std::vector<double>(expected.size(), 8192.0 * micro_batch));
                 if (micro_batch > 1) continue;
                 const std::vector<double> got = weight.grad().to_vector();
-                for (std::size_t i = 0; i < width; ++i)
+                for (std::size_t i = 0; i < got.size(); ++i)
                     REQUIRE(std::fabs(got[i] - expected[i]) <= 0.01 * std::fabs(expected[i]) + 1e-3);
             }
         }

@@ -234,12 +234,15 @@ std::vector<Row> reduce_rows() {
 
 TEST_CASE("reduce: sums and means of millions of f32 values are right") {
     on_each_device([] {
-        CHECK(sum(ones({33554432})).item() == 33554432.0);
+        // Emulated, each write takes its time: there the ones are one element, seen many times.
+        const bool is_quick = test_device() == Device::cpu();
+        CHECK(sum(is_quick ? ones({33554432}) : ones({1}).expand({33554432})).item() == 33554432.0);
         CHECK(std::fabs(mean(full({1000000}, 9991.0)).item() - 9991.0) < 1e-3);
         CHECK(std::fabs(sum(full({1392640}, 0.1)).item() - 139264.0) < 0.05);
         CHECK(sum(ones({8192, 4}, {DType::bf16}), {0}).to_vector() == std::vector<double>(4, 8192.0));
         CHECK(sum(ones({8192, 40}, {DType::bf16}), {0}).to_vector() == std::vector<double>(40, 8192.0));
-        CHECK(sum(ones({3000000, 20}), {0}).to_vector() == std::vector<double>(20, 3000000.0));
+        const Tensor columns = is_quick ? ones({3000000, 20}) : ones({1, 20}).expand({3000000, 20});
+        CHECK(sum(columns, {0}).to_vector() == std::vector<double>(20, 3000000.0));
     });
 }
 
