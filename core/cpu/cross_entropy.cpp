@@ -1,5 +1,4 @@
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "core/cpu/cpu_backend.h"
@@ -11,9 +10,6 @@ namespace potluck {
 namespace {
 
 using namespace cpu;
-
-template <class T>
-constexpr T infinity = std::numeric_limits<T>::infinity();
 
 /// The labels as a dense array, each of them a class or ignore_index.
 std::vector<std::int64_t> checked_labels(const Tensor& labels, std::int64_t classes,
