@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(threads)
 void CudaBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     check_index_shape("gather", x, axis, index);
     if (index.count() == 0) return;
+    if (x.size(axis) == 0) cuda::refuse("gather", index, 0, x, axis);
     const cudaStream_t queue = stream();
     const Tensor lines = cuda::lines_of(x, axis, index.shape());
     const cuda::Layout<2> layout = cuda::layout_of<2>({&lines, &index});

@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(threads)
     if (threadIdx.x == 0) results[blockIdx.x] = result;
 }
 
-/// One block folds the results of all blocks into the first place.
+/// One block folds the results of all blocks into the first place. Floor: reads each once.
 template <class Measure>
 __global__ void __launch_bounds__(threads) fold_kernel(double* results, std::int64_t count) {
     __shared__ double scratch[warp_size];
@@ -243,9 +243,11 @@ std::vector<Table> tables_of(const std::vector<Entry>& entries) {
 
 /// Entries of tensors computed in float, and those computed in double.
 struct Entries {
-    std::vector<Entry> single, twice;
+    std::vector<Entry> in_float, in_double;
 
-    void add(const Entry& entry) { (entry.parameter_dtype == DType::f64 ? twice : single).push_back(entry); }
+    void add(const Entry& entry) {
+        (entry.parameter_dtype == DType::f64 ? in_double : in_float).push_back(entry);
+    }
 };
 
 Entry entry_of(const Tensor& parameter, const Tensor& gradient, const Tensor& first_moment_or_none,
@@ -363,8 +365,8 @@ void CudaBackend::adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) 
     for (const AdamWTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.first_moment, one.second_moment,
                                    one.rounded_or_none, one.rounding_key));
-    cuda::adamw<float>(entries.single, step, stream());
-    cuda::adamw<double>(entries.twice, step, stream());
+    cuda::adamw<float>(entries.in_float, step, stream());
+    cuda::adamw<double>(entries.in_double, step, stream());
 }
 
 void CudaBackend::sgd(const SgdStep& step, std::span<SgdTensors> tensors) {
@@ -373,8 +375,8 @@ void CudaBackend::sgd(const SgdStep& step, std::span<SgdTensors> tensors) {
     for (const SgdTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.momentum_or_none, {}, one.rounded_or_none,
                                    one.rounding_key));
-    cuda::sgd<float>(entries.single, step, stream());
-    cuda::sgd<double>(entries.twice, step, stream());
+    cuda::sgd<float>(entries.in_float, step, stream());
+    cuda::sgd<double>(entries.in_double, step, stream());
 }
 
 double CudaBackend::sum_of_squares(std::span<const Tensor> tensors) {

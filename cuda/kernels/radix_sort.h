@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(threads)
         counts[(mine.row * digits + threadIdx.x) * tiles + mine.number] = count[threadIdx.x];
 }
 
-/// Each row of counts becomes its running sums: the place of each tile's first key with each digit.
+/// Each row of counts becomes its running sums: the place of each tile's first key with each digit. Floor: reads and
+/// writes every count once.
 static __global__ void __launch_bounds__(threads) place_kernel(std::int64_t* counts, std::int64_t per_row) {
     __shared__ std::int64_t scratch[warp_size];
     std::int64_t* row = counts + static_cast<std::int64_t>(blockIdx.x) * per_row;

@@ -32,6 +32,7 @@ namespace cuda {
 namespace {
 
 constexpr int threads = 256;
+constexpr int most_row_threads = 1024;  // of the block that a row has
 
 // ---- topk ----
 
@@ -90,16 +91,16 @@ __device__ Threshold<KeyOf<T>> find_threshold(const Rows<T>& x, std::int64_t row
     Key mask = 0;
     auto wanted = static_cast<unsigned long long>(k);  // which one, among the elements that share the prefix
     for (int shift = 8 * static_cast<int>(sizeof(Key)) - select_bits; shift >= 0; shift -= select_bits) {
-        bins[threadIdx.x] = 0;
+        if (threadIdx.x < select_bins) bins[threadIdx.x] = 0;
         __syncthreads();
-        for (std::int64_t i = threadIdx.x; i < x.n; i += threads) {
+        for (std::int64_t i = threadIdx.x; i < x.n; i += blockDim.x) {
             const Key key = key_of(x.at(row, i), largest);
             if ((key & mask) == prefix)
                 atomicAdd(&bins[static_cast<int>(key >> shift) & (select_bins - 1)], 1ULL);
         }
         __syncthreads();
         unsigned long long total = 0;
-        const unsigned long long here = bins[threadIdx.x];
+        const unsigned long long here = threadIdx.x < select_bins ? bins[threadIdx.x] : 0;
         const unsigned long long before = block_sum_before(here, scratch, total);
         if (before < wanted && wanted <= before + here) {
             chosen_bin = static_cast<int>(threadIdx.x);
@@ -121,7 +122,7 @@ __device__ void collect(const Rows<T>& x, std::int64_t row, std::int64_t k, bool
     const auto threshold = find_threshold(x, row, k, largest);
     std::int64_t equal_before = 0;
     std::int64_t taken_before = 0;
-    for (std::int64_t first = 0; first < x.n && taken_before < k; first += threads) {
+    for (std::int64_t first = 0; first < x.n && taken_before < k; first += blockDim.x) {
         const std::int64_t i = first + threadIdx.x;
         const KeyOf<T> key = i < x.n ? key_of(x.at(row, i), largest) : KeyOf<T>{0};
         const bool equal = i < x.n && key == threshold.key;
@@ -138,7 +139,7 @@ __device__ void collect(const Rows<T>& x, std::int64_t row, std::int64_t k, bool
 /// values and indices (rows, k) for k up to most_ranked. Floor: reads x once for each 8 bits of a key and once more;
 /// writes the results.
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(most_row_threads)
     topk_kernel(const Rows<T> x, std::int64_t k, bool largest, T* values, std::int64_t* indices) {
     __shared__ KeyOf<T> keys[most_ranked];
     __shared__ std::int64_t places[most_ranked];
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(threads)
     });
     __syncthreads();
     const auto chosen = static_cast<int>(k);
-    for (auto i = static_cast<int>(threadIdx.x); i < chosen; i += threads) {
+    for (auto i = static_cast<int>(threadIdx.x); i < chosen; i += static_cast<int>(blockDim.x)) {
         const KeyOf<T> key = keys[i];
         int rank = 0;
         for (int j = 0; j < chosen; ++j) rank += keys[j] < key || (keys[j] == key && j < i) ? 1 : 0;
@@ -158,9 +159,10 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-/// The keys and indices (rows, k) of the chosen elements, in the order of their indices.
+/// The keys and indices (rows, k) of the chosen elements, in the order of their indices. Floor: reads x once for each 8
+/// bits of a key and once more; writes the results.
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(most_row_threads)
     collect_kernel(const Rows<T> x, std::int64_t k, bool largest, KeyOf<T>* keys, std::int64_t* indices) {
     const auto row = static_cast<std::int64_t>(blockIdx.x);
     collect(x, row, k, largest, [&](std::int64_t place, KeyOf<T> key, std::int64_t i) {
@@ -169,7 +171,8 @@ __global__ void __launch_bounds__(threads)
     });
 }
 
-/// values and indices (rows, k) from the order that sorting gave.
+/// values and indices (rows, k) from the order that sorting gave. Floor: reads order, places and elements once, writes the
+/// results.
 template <class T>
 __global__ void __launch_bounds__(threads)
     write_kernel(const Rows<T> x, std::int64_t rows, std::int64_t k, const std::int64_t* collected,
@@ -188,17 +191,18 @@ void topk(CudaBackend& backend, const Tensor& x, std::int64_t k, bool largest, T
     const cudaStream_t stream = backend.stream();
     const std::int64_t row_count = x.size(0);
     const unsigned blocks = blocks_for(row_count, 1);
+    const dim3 block(x.size(1) <= 4 * threads ? threads : most_row_threads);
     const Rows<T> rows{elements_of<T>(x), x.size(1), x.strides()[0], x.strides()[1]};
     auto* to = elements_of<T>(values);
     auto* places = elements_of<std::int64_t>(indices);
     if (k <= most_ranked) {
-        launch(&topk_kernel<T>, blocks, threads, 0, stream, rows, k, largest, to, places);
+        launch(&topk_kernel<T>, blocks, block, 0, stream, rows, k, largest, to, places);
         return;
     }
     using Key = KeyOf<T>;
     const Tensor keys = empty_keys<Key>({row_count, k}, x.device());
     const Tensor collected = Tensor::empty({row_count, k}, {DType::i64, x.device()});
-    launch(&collect_kernel<T>, blocks, threads, 0, stream, rows, k, largest, elements_of<Key>(keys),
+    launch(&collect_kernel<T>, blocks, block, 0, stream, rows, k, largest, elements_of<Key>(keys),
            elements_of<std::int64_t>(collected));
     const SortedRows sorted = sort_rows<Key>(keys, 8 * static_cast<int>(sizeof(Key)), stream);
     launch(&write_kernel<T>, blocks_for(row_count * k, threads, 32 * backend.multiprocessors()), threads, 0,
@@ -207,8 +211,6 @@ void topk(CudaBackend& backend, const Tensor& x, std::int64_t k, bool largest, T
 }
 
 // ---- multinomial ----
-
-constexpr int most_tree_threads = 512;
 
 /// Sums of weights: [1] is the root, the children of node i are 2 i and 2 i + 1, the weights stand at [leaves, 2 leaves).
 struct Tree {
@@ -256,7 +258,7 @@ struct Draw {
 /// A block a row: checks and scales the weights, adds them up in its tree (2 * leaves of `sums`) and draws. A bad weight
 /// i of a row is reported as row * (n + 1) + i, too few positive ones as row * (n + 1) + n. Floor: reads the weights
 /// twice, writes and reads the tree, log2(n) dependent reads for each sample.
-__global__ void __launch_bounds__(most_tree_threads)
+__global__ void __launch_bounds__(most_row_threads)
     multinomial_kernel(const Draw draw, double* sums, std::int64_t* y, unsigned long long* fault_position) {
     __shared__ double scratch[warp_size];
     __shared__ std::int64_t count_scratch[warp_size];
@@ -350,7 +352,7 @@ void CudaBackend::multinomial(RandomKey key, const Tensor& weights, bool replace
     const std::int64_t rows_at_once = std::clamp<std::int64_t>(most_tree_bytes / tree_bytes, 1, rows);
     const Tensor sums = Tensor::empty({rows_at_once, 2 * leaves}, {DType::f64, weights.device()});
     const auto threads =
-        static_cast<unsigned>(std::clamp<std::int64_t>(leaves, cuda::warp_size, cuda::most_tree_threads));
+        static_cast<unsigned>(std::clamp<std::int64_t>(leaves, cuda::warp_size, cuda::most_row_threads));
     for (std::int64_t first = 0; first < rows; first += rows_at_once) {
         const cuda::Draw draw{
             {key, random_advance()}, dense.raw_data(), dense.dtype(), n, samples, leaves, first, replacement};
