@@ -40,6 +40,32 @@ __global__ void count_blocks(unsigned* blocks) {
     if (threadIdx.x == 0) atomicAdd(blocks, 1u);
 }
 
+__global__ void write_same_place(int* to) {
+    if (threadIdx.x == 0) to[0] = 1;
+}
+__global__ void shift_in_place(float* x, int count, bool with_barrier) {
+    const auto i = static_cast<int>(threadIdx.x);
+    const float next = x[(i + 1) % count];
+    if (with_barrier) __syncthreads();
+    x[i] = next;
+}
+__global__ void hand_over(int* data, unsigned* finished, int* to) {
+    data[blockIdx.x] = static_cast<int>(blockIdx.x);
+    __threadfence();
+    if (atomicAdd(finished, 1u) + 1 < gridDim.x) return;
+    int sum = 0;  // the last block
+    for (unsigned i = 0; i < gridDim.x; ++i) sum += data[i];
+    *to = sum;
+}
+__global__ void read_value(const int* from, int* to) { *to = *from; }
+__device__ const int table[4] = {1, 2, 3, 4};
+struct Values {
+    int of[40];
+};
+__global__ void read_table(Values values, int* to) {
+    to[threadIdx.x] = table[threadIdx.x] + values.of[threadIdx.x];
+}
+
 /// What `cuda::launch` says when the emulator stops the kernel.
 template <class Function>
 std::string error_of(Function function) {
@@ -140,15 +166,14 @@ TEST_CASE("cuda emulator: memory that was freed may not be used, by a kernel, a 
 }
 
 TEST_CASE("cuda emulator: a read of memory that nobody wrote is a fault, and a copy of it stays unwritten") {
+    if (!test::accesses_are_checked()) return;
     const cuda::Stream stream;
     const Buffer<float> x(8, stream.get());
     const Buffer<float> y(8, stream.get());
     std::vector<float> host(8);
     REQUIRE(cudaMemsetAsync(x.data(), 0, 16, stream.get()) == cudaSuccess);
-    if (emulator::accesses_are_checked) {
-        CHECK_THROWS_AS(cuda::launch(copy_floats, 1, 1, 0, stream.get(), x.data(), y.data(), 8), Error);
-        expect_fault(FaultKind::never_written, {"reads 4 bytes at byte 16 of allocation"});
-    }
+    CHECK_THROWS_AS(cuda::launch(copy_floats, 1, 1, 0, stream.get(), x.data(), y.data(), 8), Error);
+    expect_fault(FaultKind::never_written, {"reads 4 bytes at byte 16 of allocation"});
     CHECK(cudaMemcpyAsync(y.data(), x.data(), 32, cudaMemcpyDeviceToDevice, stream.get()) == cudaSuccess);
     CHECK(cudaMemcpyAsync(host.data(), y.data(), 16, cudaMemcpyDeviceToHost, stream.get()) == cudaSuccess);
     CHECK(cudaMemcpyAsync(host.data(), y.data(), 32, cudaMemcpyDeviceToHost, stream.get()) ==
@@ -166,6 +191,49 @@ TEST_CASE("cuda emulator: a wide access to an address that is no multiple of its
                      reinterpret_cast<float4*>(y.data()), 1),
         Error);
     expect_fault(FaultKind::misaligned, {"reads 16 bytes at once at byte 4 of allocation"});
+}
+
+TEST_CASE(
+    "cuda emulator: threads of one kernel that touch the same device memory race unless something orders "
+    "them") {
+    if (!test::accesses_are_checked()) return;
+    const cuda::Stream stream;
+    const Buffer<int> y(std::vector<int>(64), stream.get());
+    cuda::launch(write_same_place, 1, 64, 0, stream.get(), y.data());
+    CHECK_THROWS_AS(cuda::launch(write_same_place, 2, 64, 0, stream.get(), y.data()), Error);
+    expect_fault(
+        FaultKind::kernel_race,
+        {"writes byte 0 of allocation", "which a thread of another block writes, and nothing orders blocks"});
+    const Buffer<float> x(std::vector<float>(64), stream.get());
+    cuda::launch(shift_in_place, 1, 64, 0, stream.get(), x.data(), 64, true);
+    CHECK_THROWS_AS(cuda::launch(shift_in_place, 1, 64, 0, stream.get(), x.data(), 64, false), Error);
+    expect_fault(FaultKind::kernel_race, {"of the same block", "with no barrier between"});
+    const Buffer<unsigned> finished(std::vector<unsigned>(1), stream.get());
+    const Buffer<int> sum(1, stream.get());
+    cuda::launch(hand_over, 20, 1, 0, stream.get(), y.data(), finished.data(), sum.data());
+    CHECK(sum.to_host() == std::vector<int>{190});
+}
+
+TEST_CASE(
+    "cuda emulator: a kernel reads its arguments, constants and pinned memory, and no other memory of the "
+    "host") {
+    if (!test::accesses_are_checked()) return;
+    const cuda::Stream stream;
+    const Buffer<int> y(4, stream.get());
+    Values values{};
+    values.of[3] = 10;
+    cuda::launch(read_table, 1, 4, 0, stream.get(), values, y.data());
+    CHECK(y.to_host() == std::vector<int>{1, 2, 3, 14});
+    const cuda::PinnedMemory pinned(64);
+    static_cast<int*>(pinned.data())[0] = 5;
+    cuda::launch(read_value, 1, 1, 0, stream.get(), static_cast<const int*>(pinned.data()), y.data());
+    CHECK(y.to_host() == std::vector<int>{5, 2, 3, 14});
+    const std::vector<int> pageable(4);
+    CHECK_THROWS_AS(cuda::launch(read_value, 1, 1, 0, stream.get(), pageable.data(), y.data()), Error);
+    expect_fault(FaultKind::host_pointer, {"reads 4 bytes", "memory of the host and not pinned"});
+    const int on_stack = 1;
+    CHECK_THROWS_AS(cuda::launch(read_value, 1, 1, 0, stream.get(), &on_stack, y.data()), Error);
+    expect_fault(FaultKind::host_pointer, {});
 }
 
 TEST_CASE(

@@ -89,6 +89,7 @@ void reserve_arena() {
     arena.writes = static_cast<std::uint32_t*>(map(span, PROT_READ | PROT_WRITE));
     for (auto& records : arena.reads)
         records = static_cast<std::uint32_t*>(map(span, PROT_READ | PROT_WRITE));
+    arena.kernel_records = static_cast<Arena::KernelRecord*>(map(4 * span, PROT_READ | PROT_WRITE));
 }
 
 void extend_memory(int device, std::uint64_t bytes) {
@@ -112,6 +113,7 @@ void drop_pages(std::uintptr_t begin, std::uint64_t bytes) {
     madvise(arena.shadow + offset, end - first, MADV_DONTNEED);
     madvise(arena.writes + offset / 4, end - first, MADV_DONTNEED);
     for (std::uint32_t* records : arena.reads) madvise(records + offset / 4, end - first, MADV_DONTNEED);
+    madvise(arena.kernel_records + offset / 4, 4 * (end - first), MADV_DONTNEED);
 }
 
 OpenMemory::OpenMemory() {

@@ -24,6 +24,15 @@ struct Arena {
     // even and an odd slot). 0: before the device had several streams.
     std::uint32_t* writes = nullptr;
     std::uint32_t* reads[2] = {nullptr, nullptr};
+    // For each 4 bytes: who touched them last in the kernel that runs (see kernel_races.h).
+    struct KernelRecord {
+        std::uint64_t write;
+        std::uint64_t read;
+    };
+    KernelRecord* kernel_records = nullptr;
+
+    // False once a kernel has run whose stores were not announced: from then on everything counts as written.
+    bool tracks_writes = true;
 
     bool contains(std::uintptr_t address) const { return address - begin < span; }
     int device_of(std::uintptr_t address) const { return static_cast<int>((address - begin) >> arena_bits); }

@@ -33,12 +33,19 @@ void run_fiber(transfer_t transfer) {
     Fiber* self = worker.running_;
     arrived(transfer, *self);
     for (;;) {
-        worker.run_threads();
-        // Whatever comes next, this fiber has no thread any more.
-        Fiber& next = worker.ended_ == worker.count_ ? worker.main_ : worker.next_fiber();
+        Fiber* next = nullptr;
+        cudaError_t status = cudaSuccess;
+        try {
+            worker.run_threads();
+            // Whatever comes next, this fiber has no thread any more.
+            next = worker.ended_ == worker.count_ ? &worker.main_ : &worker.next_fiber();
+        } catch (const StoppedOperation& stopped) {
+            status = stopped.status;
+        }
+        if (status != cudaSuccess) worker.abandon(status);
         worker.fibers_.put_idle(*self);
-        worker.running_ = &next;
-        switch_fiber(*self, next);
+        worker.running_ = next;
+        switch_fiber(*self, *next);
         worker.running_ = self;
     }
 }
@@ -69,14 +76,17 @@ void Worker::run(GridRun& grid, const std::function<void()>& between_blocks) {
     dynamic_shared.watch(reinterpret_cast<std::uintptr_t>(shared_memory), grid.shared_bytes);
     static_shared.watch(fixed.begin, fixed.bytes);
     // The hooks see the whole of dynamic shared memory that a block could have, to tell what lies beyond.
-    active = {arena.span,
-              dynamic_shared.begin(),
-              most_shared_bytes,
-              static_shared.begin(),
-              fixed.bytes,
-              grid.device,
-              this};
+    active = {.arena_span = arena.span,
+              .dynamic_begin = dynamic_shared.begin(),
+              .dynamic_bytes = most_shared_bytes,
+              .static_begin = static_shared.begin(),
+              .static_bytes = fixed.bytes,
+              .arguments_begin = reinterpret_cast<std::uintptr_t>(grid.body->closure.get()),
+              .arguments_bytes = grid.body->bytes,
+              .device = grid.device,
+              .worker = this};
     abandoned_ = false;
+    known_pages_.fill(0);
     while (!grid.stopped.load(std::memory_order_relaxed)) {
         const std::uint64_t index = grid.next_block.fetch_add(1, std::memory_order_relaxed);
         if (index >= grid.blocks) break;
@@ -92,6 +102,7 @@ void Worker::run(GridRun& grid, const std::function<void()>& between_blocks) {
 }
 
 void Worker::start_block(std::uint64_t index) {
+    block_index = index;
     blockIdx.x = static_cast<unsigned>(index % grid_->grid.x);
     blockIdx.y = static_cast<unsigned>(index / grid_->grid.x % grid_->grid.y);
     blockIdx.z = static_cast<unsigned>(index / grid_->grid.x / grid_->grid.y);
@@ -121,7 +132,9 @@ void Worker::run_threads() {
         go_on_with(number);
         std::string error;
         try {
-            (*grid_->body)();
+            grid_->body->run(grid_->body->closure.get());
+        } catch (const StoppedOperation&) {
+            throw;
         } catch (const std::exception& thrown) {
             error = thrown.what();
         } catch (...) {
@@ -137,6 +150,14 @@ void Worker::run_threads() {
 void Worker::go_on_with(unsigned number) {
     thread = number;
     threadIdx = thread_indices_[number];
+    update_access();
+}
+
+void Worker::update_access() {
+    access.operation = running.serial & 0x3fffffu;
+    access.block = block_index & 0xfffu;
+    access.time = block_time & 0x3ffu;
+    access.thread = thread & 0x3ffu;
 }
 
 Fiber& Worker::next_fiber() {
@@ -178,6 +199,7 @@ int Worker::wait_at_barrier(Barrier kind, bool predicate) {
         at_barrier_ = 0;
         barrier_result_ = barrier_sum_;
         ++block_time;
+        update_access();
         return barrier_result_;
     }
     barrier_threads_[at_barrier_++] = thread;
@@ -237,6 +259,20 @@ void Worker::meet(Meeting kind, unsigned mask, void* payload, void (*complete)(P
     *meeting = warp.pending[static_cast<std::size_t>(--warp.pending_count)];
 }
 
+bool Worker::is_open_to_kernels(std::uintptr_t address) {
+    constexpr std::uintptr_t page = 4096;
+    std::uintptr_t& known = known_pages_[address / page % known_pages_.size()];
+    if (known == address / page) return true;
+    const auto& pinned = state().pinned;
+    if (const auto after = pinned.upper_bound(address); after != pinned.begin()) {
+        const auto& [begin, memory] = *std::prev(after);
+        if (address - begin < memory.bytes) return true;
+    }
+    if (!is_in_a_program(address)) return false;
+    known = address / page;
+    return true;
+}
+
 void Worker::report_deadlock() {
     std::vector<std::string> waits;
     unsigned in_warp = 0;
@@ -293,7 +329,11 @@ std::string Worker::describe_place() const {
 }
 
 bool is_kernel_thread() { return active.worker != nullptr; }
-void abandon_kernel(cudaError_t status) { active.worker->abandon(status); }
+void abandon_kernel(cudaError_t status) {
+    // The compiler holds announced accesses for calls that never throw, so with them nothing may be thrown from here.
+    if (!active.worker->announces_accesses()) throw StoppedOperation{status};
+    active.worker->abandon(status);
+}
 std::string describe_thread() { return active.worker->describe_place(); }
 
 int barrier(Barrier kind, bool predicate) { return active.worker->wait_at_barrier(kind, predicate); }

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "tests/cuda_emulator/fibers.h"
+#include "tests/cuda_emulator/kernel_body.h"
 #include "tests/cuda_emulator/kernel_collectives.h"
+#include "tests/cuda_emulator/kernel_races.h"
 #include "tests/cuda_emulator/shared_memory.h"
 
 namespace potluck::emulator {
@@ -70,7 +72,7 @@ struct AsyncCopies {
 
 /// One launch, shared by the host threads that run its blocks.
 struct GridRun {
-    const std::function<void()>* body;
+    const KernelBody* body;
     const void* kernel;
     dim3 grid;
     dim3 block;
@@ -79,6 +81,7 @@ struct GridRun {
     std::uint64_t blocks;
     std::atomic<std::uint64_t> next_block{0};
     std::atomic<bool> stopped{false};
+    std::atomic<bool> has_fences{false};
     std::atomic<int> status{cudaSuccess};
 };
 
@@ -102,6 +105,13 @@ public:
 
     // ---- read by the checks ----
     unsigned thread = 0;  // that runs now
+    std::uint64_t block_index = 0;
+    KernelAccess access{};  // of this thread now, without the bytes
+    bool announces_accesses() const { return grid_->body->is_checked; }
+    bool has_fences() const { return grid_->has_fences.load(std::memory_order_relaxed); }
+    void note_fence() { grid_->has_fences = true; }
+    /// Whether kernels may touch this address, which is neither device nor shared memory nor their stack.
+    bool is_open_to_kernels(std::uintptr_t address);
     std::uint32_t block_time = 1;
     std::uint32_t block_serial = 1;
     SharedRegion dynamic_shared;
@@ -126,9 +136,11 @@ private:
     Fiber& next_fiber();
     void make_ready(unsigned number) { ready_[(ready_begin_ + ready_count_++) % most_threads] = number; }
     void go_on_with(unsigned number);
+    void update_access();
     [[noreturn]] void report_deadlock();
 
     GridRun* grid_ = nullptr;
+    std::array<std::uintptr_t, 64> known_pages_;  // of the host, that this kernel may touch
     FiberPool fibers_;
     Fiber main_;
     Fiber* running_ = nullptr;
@@ -157,6 +169,7 @@ struct ActiveKernel {
     std::uintptr_t arena_span;
     std::uintptr_t dynamic_begin, dynamic_bytes;
     std::uintptr_t static_begin, static_bytes;
+    std::uintptr_t arguments_begin, arguments_bytes;
     int device;
     Worker* worker;
 };

@@ -69,13 +69,30 @@ void check_access(std::uintptr_t address, std::size_t bytes, bool write) {
     const ActiveKernel& kernel = active;
     if (address - arena.begin < kernel.arena_span) {
         check_device_slowly(address, bytes, write);
+        check_kernel_race(address - arena.begin, bytes, write);
         if (running.is_ordered)
             check_order((address - arena.begin) / 4, (address % 4 + bytes + 3) / 4, write);
     } else if (address - kernel.dynamic_begin < kernel.dynamic_bytes) {
         check_shared(kernel.worker->dynamic_shared, address, bytes, write);
     } else if (address - kernel.static_begin < kernel.static_bytes) {
         check_shared(kernel.worker->static_shared, address, bytes, write);
+    } else if (kernel.worker != nullptr && address - stacks.begin >= stacks.bytes &&
+               address - kernel.arguments_begin >= kernel.arguments_bytes) {
+        check_host(address, bytes, write);
     }
+}
+
+void check_host(std::uintptr_t address, std::size_t bytes, bool write) {
+    if (active.worker->is_open_to_kernels(address)) return;
+    stop(FaultKind::host_pointer,
+         fmt::format("host pointer: {} {} {} bytes at {}, which is memory of the host and not pinned",
+                     describe_running(), write ? "writes" : "reads", bytes,
+                     reinterpret_cast<const void*>(address)));
+}
+
+void fence() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    active.worker->note_fence();
 }
 
 void check_stretch(std::uintptr_t address, std::uint64_t bytes, bool write, const char* what) {

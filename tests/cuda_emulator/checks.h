@@ -9,6 +9,7 @@
 
 #include "tests/cuda_emulator/arena.h"
 #include "tests/cuda_emulator/block.h"
+#include "tests/cuda_emulator/kernel_races.h"
 #include "tests/cuda_emulator/streams.h"
 
 namespace potluck::emulator {
@@ -17,6 +18,8 @@ namespace potluck::emulator {
 void check_access(std::uintptr_t address, std::size_t bytes, bool write);
 /// An access to device memory of at most 16 bytes, byte by byte: faults, or marks what is written.
 void check_device_slowly(std::uintptr_t address, std::size_t bytes, bool write);
+/// An access to memory of the host: faults unless kernels may touch it.
+void check_host(std::uintptr_t address, std::size_t bytes, bool write);
 [[noreturn]] void report_misaligned(std::uintptr_t address, std::size_t bytes, bool write);
 
 /// The bytes of shadow that say "written", for an access of Bytes bytes.
@@ -43,11 +46,15 @@ inline void check(void* pointer) {
         if (static_cast<int>(offset >> arena_bits) != kernel.device ||
             !is_all_written<Bytes>(arena.shadow + offset))
             check_device_slowly(address, Bytes, Write);
+        check_kernel_race(offset, Bytes, Write);
         if (running.is_ordered) check_order(offset / 4, (Bytes + 3) / 4, Write);
     } else if (address - kernel.dynamic_begin < kernel.dynamic_bytes) {
         check_shared(kernel.worker->dynamic_shared, address, Bytes, Write);
     } else if (address - kernel.static_begin < kernel.static_bytes) {
         check_shared(kernel.worker->static_shared, address, Bytes, Write);
+    } else if (kernel.worker != nullptr && address - stacks.begin >= stacks.bytes &&
+               address - kernel.arguments_begin >= kernel.arguments_bytes) {
+        check_host(address, Bytes, Write);
     }
 }
 

@@ -99,7 +99,7 @@ void* DeviceMemory::allocate(std::uint64_t bytes, CUmemPoolHandle_st* pool, cons
 
 void DeviceMemory::set_present(const Allocation& allocation, bool present) {
     std::memset(arena.shadow + (address_of(allocation.offset) - arena.begin),
-                present ? allocated : unallocated, allocation.bytes);
+                present ? (arena.tracks_writes ? allocated : written) : unallocated, allocation.bytes);
 }
 
 bool DeviceMemory::release(std::uintptr_t address, const char* op) {

@@ -25,6 +25,7 @@ enum class FaultKind : std::uint8_t {
     barrier,         // __syncthreads not reached by all threads
     warp,            // a warp function with absent lanes or with a wrong mask
     shared_race,     // two threads touch the same shared memory, one writes, no barrier between
+    kernel_race,     // two threads of a kernel touch the same device memory, one writes, nothing orders them
     launch,          // a kernel that no card could start
     bad_argument,    // a library call that the real library would refuse
     exception,       // a kernel threw

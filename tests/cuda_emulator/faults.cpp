@@ -39,6 +39,8 @@ const char* name_of(FaultKind kind) {
             return "warp";
         case FaultKind::shared_race:
             return "race in shared memory";
+        case FaultKind::kernel_race:
+            return "race in device memory";
         case FaultKind::launch:
             return "launch";
         case FaultKind::bad_argument:

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <new>
@@ -12,10 +11,15 @@
 #include "tests/cuda_emulator/state.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace potluck::emulator {
+
+// One behind the other: a page that may not be touched, then a stack.
+Stacks stacks;
+
 namespace {
 
 using namespace boost::context::detail;
@@ -29,17 +33,7 @@ constexpr std::size_t stack_bytes = std::size_t{64} << 10;
 constexpr std::size_t slot_bytes = stack_bytes + page;
 constexpr std::size_t most_stacks = std::size_t{1} << 18;
 
-// All stacks of the process, one behind the other: a page that may not be touched, then a stack.
-std::uintptr_t stacks_begin() {
-    static const auto begin = [] {
-        void* memory = mmap(nullptr, most_stacks * slot_bytes, PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
-        return reinterpret_cast<std::uintptr_t>(memory);
-    }();
-    return begin;
-}
-std::atomic<std::size_t> stacks_made{0};
+std::size_t stacks_made = 0;
 std::mutex stacks_mutex;
 std::vector<char*>& free_stacks() {
     static auto* stacks = new std::vector<char*>;
@@ -53,9 +47,15 @@ char* take_stack() {
         free_stacks().pop_back();
         return stack;
     }
+    if (stacks.begin == 0) {
+        void* memory = mmap(nullptr, most_stacks * slot_bytes, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        stacks = {reinterpret_cast<std::uintptr_t>(memory), most_stacks * slot_bytes};
+    }
     const std::size_t number = stacks_made++;
     if (number >= most_stacks) throw std::bad_alloc();
-    char* stack = reinterpret_cast<char*>(stacks_begin() + number * slot_bytes + page);
+    char* stack = reinterpret_cast<char*>(stacks.begin + number * slot_bytes + page);
     if (mprotect(stack, stack_bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     return stack;
 }
@@ -63,9 +63,8 @@ char* take_stack() {
 }  // namespace
 
 bool is_stack_guard(std::uintptr_t address) {
-    if (stacks_made == 0) return false;
-    const std::uintptr_t offset = address - stacks_begin();
-    return offset < most_stacks * slot_bytes && offset % slot_bytes < page;
+    const std::uintptr_t offset = address - stacks.begin;
+    return offset < stacks.bytes && offset % slot_bytes < page;
 }
 
 Fiber::Fiber(OfThisThread) {
@@ -90,6 +89,10 @@ void FiberPool::prepare(Fiber& fiber) {
     const std::size_t shift = (reinterpret_cast<std::uintptr_t>(fiber.stack) / slot_bytes) % 32 * 128;
     fiber.context = make_fcontext(fiber.stack + fiber.stack_bytes - shift, fiber.stack_bytes - shift, entry_);
     fiber.fake_stack = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+    // Frames that were left for good still have their borders marked.
+    __asan_unpoison_memory_region(fiber.stack, fiber.stack_bytes);
+#endif
 }
 
 Fiber& FiberPool::take() {

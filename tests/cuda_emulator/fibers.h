@@ -6,6 +6,7 @@
 #include <boost/context/detail/fcontext.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -47,6 +48,13 @@ private:
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<Fiber*> idle_;
 };
+
+/// Where the stacks of all fibers lie.
+struct Stacks {
+    std::uintptr_t begin = 0;
+    std::uintptr_t bytes = 0;
+};
+extern Stacks stacks;
 
 /// Goes to `to`; returns when somebody comes back to `from`.
 void switch_fiber(Fiber& from, Fiber& to);

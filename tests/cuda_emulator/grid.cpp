@@ -9,15 +9,11 @@
 #include <string>
 #include <thread>
 
+#include "tests/cuda_emulator/arena.h"
 #include "tests/cuda_emulator/block.h"
 #include "tests/cuda_emulator/state.h"
 
 namespace potluck::emulator {
-
-// Of kernel_language.h, which this file cannot include: there the built-in variables are const.
-void* dynamic_shared_memory();
-cudaError_t launch(const void* kernel, const char* op, dim3 grid, dim3 block, std::size_t shared_bytes,
-                   cudaStream_t stream, std::function<void()> thread_body);
 
 namespace {
 
@@ -101,6 +97,13 @@ std::string refusal(const void* kernel, dim3 grid, dim3 block, std::size_t share
     return {};
 }
 
+void stop_tracking_writes() {
+    arena.tracks_writes = false;
+    for (const auto& device : state().devices)
+        for (const auto& [offset, allocation] : device->memory.live())
+            device->memory.set_present(allocation, true);
+}
+
 }  // namespace
 
 void* dynamic_shared_memory() { return active.worker->shared_memory; }
@@ -123,7 +126,7 @@ cudaError_t run_grid(GridRun& grid) {
 }
 
 cudaError_t launch(const void* kernel, const char* op, dim3 grid, dim3 block, std::size_t shared_bytes,
-                   cudaStream_t stream, std::function<void()> thread_body) {
+                   cudaStream_t stream, KernelBody body) {
     const std::lock_guard lock(state().mutex);
     CUstream_st* queue = find_stream(stream);
     if (queue == nullptr || queue->device != current_device()) {
@@ -136,8 +139,9 @@ cudaError_t launch(const void* kernel, const char* op, dim3 grid, dim3 block, st
         report(FaultKind::launch, fmt::format("launch of a kernel of op {}: {}", op, reason));
         return cudaErrorInvalidConfiguration;
     }
+    if (!body.is_checked && arena.tracks_writes) stop_tracking_writes();
     const int device = queue->device;
-    return start_operation(*queue, op, kernel, [=, body = std::move(thread_body)] {
+    return start_operation(*queue, op, kernel, [=, body = std::move(body)] {
         GridRun run{.body = &body,
                     .kernel = kernel,
                     .grid = grid,

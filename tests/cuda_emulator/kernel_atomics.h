@@ -11,6 +11,9 @@ namespace potluck::emulator {
 /// An atomic access is about to happen: the same checks as of a plain one, but no race with other atomics.
 void check_atomic(const void* address, std::size_t bytes);
 
+/// Orders all accesses of this thread. Kernels with fences are not checked for races in device memory.
+void fence();
+
 /// `*address = combine(*address)` in one piece; the value before.
 template <class T, class Combine>
 T atomic_update(T* address, Combine combine) {
@@ -88,9 +91,9 @@ inline unsigned atomicInc(unsigned* address, unsigned limit) {
         address, [&](unsigned before) { return before >= limit ? 0u : before + 1u; });
 }
 
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence() { potluck::emulator::fence(); }
+inline void __threadfence_block() { potluck::emulator::fence(); }
+inline void __threadfence_system() { potluck::emulator::fence(); }
 
 // Loads and stores with cache hints: plain ones here.
 template <class T>

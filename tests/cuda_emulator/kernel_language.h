@@ -5,10 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-#include <functional>
-
 #include "tests/cuda_emulator/kernel_atomics.h"
+#include "tests/cuda_emulator/kernel_body.h"
 #include "tests/cuda_emulator/kernel_collectives.h"
 #include "tests/cuda_emulator/kernel_math.h"
 #include "tests/cuda_emulator/tensor_cores.h"
@@ -30,28 +28,8 @@
 
 // The built-in variables. The emulator sets them whenever it goes to another thread; within the life of a thread they
 // never change, so `const` is what a kernel sees. (Plain structs: the compiler announces loads of any other constant.)
-extern constinit const thread_local uint3 threadIdx;
-extern constinit const thread_local uint3 blockIdx;
-extern constinit const thread_local uint3 blockDim;
-extern constinit const thread_local uint3 gridDim;
+extern constinit const thread_local uint3 threadIdx __attribute__((tls_model("initial-exec")));
+extern constinit const thread_local uint3 blockIdx __attribute__((tls_model("initial-exec")));
+extern constinit const thread_local uint3 blockDim __attribute__((tls_model("initial-exec")));
+extern constinit const thread_local uint3 gridDim __attribute__((tls_model("initial-exec")));
 inline constexpr int warpSize = 32;
-
-namespace potluck::emulator {
-
-/// Whether the memory accesses of this file's kernels are seen (see hooks.cpp). Sanitizers cannot be mixed, so in a
-/// build with the address sanitizer they are not.
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool accesses_are_checked = true;
-#else
-inline constexpr bool accesses_are_checked = false;
-#endif
-
-/// The dynamic shared memory of the running block, aligned to 16 bytes.
-void* dynamic_shared_memory();
-
-/// Runs `thread_body` once for each thread of the grid, in stream order, or records it while the stream is captured.
-/// Refuses what a card refuses. `kernel` identifies the kernel, `op` (a string literal) is named in reports.
-cudaError_t launch(const void* kernel, const char* op, dim3 grid, dim3 block, std::size_t shared_bytes,
-                   cudaStream_t stream, std::function<void()> thread_body);
-
-}  // namespace potluck::emulator

@@ -97,6 +97,7 @@ void SharedRegion::forget() {
 void check_shared(SharedRegion& region, std::uintptr_t address, std::size_t bytes, bool write) {
     const Worker& worker = *active.worker;
     check_place(worker, region, address, bytes, write);
+    if (!worker.announces_accesses()) return;  // of most accesses nothing is known
     const unsigned thread = worker.thread;
     const std::uint32_t block_time = worker.block_time;
     const std::uint32_t warp_time = worker.warps[thread / lanes].time & 0xffffffu;
@@ -150,6 +151,7 @@ void check_shared(SharedRegion& region, std::uintptr_t address, std::size_t byte
 void check_shared_atomic(SharedRegion& region, std::uintptr_t address, std::size_t bytes) {
     const Worker& worker = *active.worker;
     check_place(worker, region, address, bytes, true);
+    if (!worker.announces_accesses()) return;
     for_each_word(region, address, bytes, [&](SharedWord& word, unsigned touched, std::uintptr_t place) {
         if (word.written_block != worker.block_serial || (word.written_bytes & touched) != touched)
             report_never_written(worker, region, place);

@@ -30,7 +30,29 @@ int look_into(dl_phdr_info* module, std::size_t, void* data) {
     return 1;
 }
 
+struct Place {
+    std::uintptr_t address;
+    bool is_inside;
+};
+
+int look_for_place(dl_phdr_info* module, std::size_t, void* data) {
+    auto& place = *static_cast<Place*>(data);
+    for (int i = 0; i < module->dlpi_phnum; ++i) {
+        const auto& segment = module->dlpi_phdr[i];
+        if (segment.p_type == PT_LOAD &&
+            place.address - (module->dlpi_addr + segment.p_vaddr) < segment.p_memsz)
+            place.is_inside = true;
+    }
+    return place.is_inside ? 1 : 0;
+}
+
 }  // namespace
+
+bool is_in_a_program(std::uintptr_t address) {
+    Place place{address, false};
+    dl_iterate_phdr(look_for_place, &place);
+    return place.is_inside;
+}
 
 StaticShared static_shared_of(const void* kernel) {
     static thread_local std::unordered_map<const void*, StaticShared> known;

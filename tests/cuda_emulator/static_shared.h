@@ -12,6 +12,8 @@ struct StaticShared {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
 };
+/// Whether the address lies in a program or library as it was loaded: its constants and global variables.
+bool is_in_a_program(std::uintptr_t address);
 /// For this host thread.
 StaticShared static_shared_of(const void* kernel);
 
