@@ -12,4 +12,18 @@ bool tf32();
 void set_bias_epilogue(bool enabled);
 bool bias_epilogue();
 
+/// The same for linear_gelu(): the product's kernel writes both the sum and its gelu, so that the sum is not read again,
+/// where the outputs of the layer are a multiple of 8 (cuBLASLt's demand) and of f32 or a half type. Off by default: not
+/// faster on every card. See tests/bench/bench_linear.cpp.
+void set_gelu_epilogue(bool enabled);
+bool gelu_epilogue();
+
+/// Lets attention go through cuDNN's fused kernels where they fit: half types, head and value sizes of up to 128 in steps
+/// of 8, no mask, no dropout, and causal only with as many queries as keys. What does not fit goes through our own kernels
+/// as before. Plans are kept by shape, and the first call of each shape takes longer: the library compiles its kernel.
+/// Deterministic, as ours; for that its backward keeps the gradients of all scores (queries x keys for each head, in
+/// halves) in memory while it runs, which ours does not. For all CUDA devices; off by default.
+void set_fused_attention(bool allowed);
+bool fused_attention();
+
 }  // namespace potluck::cuda

@@ -8,6 +8,7 @@
 
 #include "cuda/convolution_plan.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/fused_attention.h"
 #include "cuda/matmul_plan.h"
 
 namespace potluck {
@@ -35,6 +36,7 @@ struct CudaBackend::Resources {
     cudnnHandle_t cudnn = nullptr;
     cuda::MatmulPlans matmul_plans{1024};
     cuda::ConvolutionPlans convolution_plans{512};
+    cuda::FusedAttentionPlans attention_plans{256};
     unsigned long long* fault_position = nullptr;
 };
 

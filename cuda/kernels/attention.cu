@@ -2,7 +2,7 @@
 #include <limits>
 #include <numbers>
 
-#include "cuda/cuda_backend.h"
+#include "cuda/kernels/attention.h"
 #include "cuda/kernels/attention_plain.h"
 #include "cuda/kernels/attention_tiles.h"
 
@@ -13,8 +13,7 @@
 // Halves with sizes up to 256 go through the tensor cores (attention_tensor_core.cu). Here: the kernel for f32, f64 and
 // every size. A block has 64 queries and one slice of value columns; see attention_plain.h for the threads.
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 // Floor: 2 * queries * keys * (head_size + value_size) operations (half of it when causal); q, k, v read and y written
@@ -96,12 +95,10 @@ __global__ void __launch_bounds__(plain_threads, 1)
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
-                            const AttentionOptions& options, Tensor& y, Tensor& logsumexp) {
-    using namespace cuda;
-    const cudaStream_t to_stream = stream();
+void attention_by_kernels(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                          const AttentionOptions& options, Tensor& y, Tensor& logsumexp,
+                          const std::uint64_t* random_advance, cudaStream_t stream) {
     const bool fits_tensor_cores = std::max(q.size(3), v.size(3)) <= largest_tensor_core_size;
     visit_device_floating(q.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -109,20 +106,20 @@ void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, c
         const bool by_tensor_cores = is_half<T> && fits_tensor_cores;
         const double unit = by_tensor_cores ? std::numbers::log2e : 1.0;
         const AttentionForward<T> arguments{
-            attention_rules<C>(q, k, mask_or_none, options, random_advance(), unit),
+            attention_rules<C>(q, k, mask_or_none, options, random_advance, unit),
             AttentionOperand<T>(q),
             AttentionOperand<T>(k),
             AttentionOperand<T>(v),
             AttentionOperand<T>(y),
             elements_of<C>(logsumexp)};
         if constexpr (is_half<T>)
-            if (by_tensor_cores) return attention_tensor_core(arguments, to_stream);
+            if (by_tensor_cores) return attention_tensor_core(arguments, stream);
         const std::int64_t tiles = tiles_of(q.size(2), plain_tile);
         const auto slices = std::max<std::int64_t>(1, tiles_of(v.size(3), PlainShape<C>::slice));
         launch(attention_kernel<T>,
                dim3(static_cast<unsigned>(tiles * q.size(0) * q.size(1)), static_cast<unsigned>(slices)),
-               dim3(plain_threads), PlainShape<C>::shared_bytes, to_stream, arguments, tiles);
+               dim3(plain_threads), PlainShape<C>::shared_bytes, stream, arguments, tiles);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <numbers>
 
-#include "cuda/cuda_backend.h"
+#include "cuda/kernels/attention.h"
 #include "cuda/kernels/attention_plain.h"
 #include "cuda/kernels/attention_tiles.h"
 
@@ -19,8 +19,7 @@
 // Halves with sizes up to 256 go through the tensor cores (attention_backward_tensor_core.cu). Here: f32, f64 and every
 // size; see attention_plain.h for the threads.
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr int dot_threads = 256;
@@ -169,28 +168,24 @@ void attention_backward_plain(const AttentionBackward<T>& arguments, cudaStream_
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
-                                     const Tensor& dy, const AttentionOptions& options, Tensor& dq,
-                                     Tensor& dk, Tensor& dv, Tensor& dmask_or_none) {
-    using namespace cuda;
-    const cudaStream_t to_stream = stream();
-    // Tiles that no query sees are skipped.
-    if (dmask_or_none.defined() && options.causal) fill(dmask_or_none, 0.0);
+void attention_backward_by_kernels(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
+                                   const Tensor& dy, const AttentionOptions& options, Tensor& dq, Tensor& dk,
+                                   Tensor& dv, Tensor& dmask_or_none, const std::uint64_t* random_advance,
+                                   cudaStream_t stream) {
     const bool fits_tensor_cores = std::max(q.size(3), v.size(3)) <= largest_tensor_core_size;
     const Tensor dot = Tensor::empty(logsumexp.shape(), {logsumexp.dtype(), logsumexp.device()});
     visit_device_floating(q.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using C = compute_type<T>;
         launch(attention_dot_kernel<T>, dim3(blocks_for(dot.count(), dot_threads / warp_size)),
-               dim3(dot_threads), 0, to_stream, AttentionOperand<T>(y), AttentionOperand<T>(dy), q.size(1),
+               dim3(dot_threads), 0, stream, AttentionOperand<T>(y), AttentionOperand<T>(dy), q.size(1),
                dot.count(), elements_of<C>(dot));
         const bool by_tensor_cores = is_half<T> && fits_tensor_cores;
         const double unit = by_tensor_cores ? std::numbers::log2e : 1.0;
         const AttentionBackward<T> arguments{
-            attention_rules<C>(q, k, mask_or_none, options, random_advance(), unit),
+            attention_rules<C>(q, k, mask_or_none, options, random_advance, unit),
             AttentionOperand<T>(q),
             AttentionOperand<T>(k),
             AttentionOperand<T>(v),
@@ -202,9 +197,9 @@ void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Ten
             elements_of<const C>(logsumexp),
             elements_of<const C>(dot)};
         if constexpr (is_half<T>)
-            if (by_tensor_cores) return attention_backward_tensor_core(arguments, to_stream);
-        attention_backward_plain(arguments, to_stream);
+            if (by_tensor_cores) return attention_backward_tensor_core(arguments, stream);
+        attention_backward_plain(arguments, stream);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -202,7 +202,7 @@ struct AttentionBackward {
 /// Head and value sizes that the tensor core kernels take; plain kernels take all.
 inline constexpr std::int64_t largest_tensor_core_size = 256;
 
-/// Started by CudaBackend::attention and attention_backward for T = __half and __nv_bfloat16. Scores in units of
+/// Started by attention_by_kernels and attention_backward_by_kernels for T = __half and __nv_bfloat16. Scores in units of
 /// log2(e).
 template <class T>
 void attention_tensor_core(const AttentionForward<T>& arguments, cudaStream_t stream);

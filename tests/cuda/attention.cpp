@@ -13,7 +13,14 @@
 #include "core/factories.h"
 #include "core/memory.h"
 #include "core/random.h"
+#include "cuda/options.h"
 #include "tests/cuda/device.h"
+
+#if POTLUCK_CUDA_EMULATED
+#include "cuda/cudnn_graph.h"
+#include "tests/cuda_emulator/cudnn_graph.h"
+#include "tests/cuda_emulator/library_refusal.h"
+#endif
 
 namespace potluck::test {
 namespace {
@@ -210,6 +217,99 @@ TEST_CASE("cuda attention: dropout of uniform weights keeps their mean, in half 
         CHECK(std::fabs(to(y, DType::f32).mean().item() - 1.0) < 0.005);
     }
 }
+
+TEST_CASE("cuda attention: cuDNN's fused kernels give what ours give, where they fit and where they do not") {
+    if (!has_cuda_device()) return;
+    cuda::set_fused_attention(true);
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        for (const Sizes& sizes :
+             {Sizes{2, 4, 4, 33, 33, 64, 64}, {1, 4, 2, 20, 20, 32, 16}, {1, 2, 1, 1, 1, 8, 8}})
+            check_against_cpu(sizes, {.causal = true}, dtype);
+        for (const Sizes& sizes : {Sizes{1, 2, 2, 7, 40, 16, 16}, {1, 4, 2, 40, 7, 16, 24}})
+            check_against_cpu(sizes, {.scale = 0.3}, dtype);
+        // These go through our own kernels.
+        check_against_cpu({1, 2, 2, 7, 40, 16, 16}, {.causal = true}, dtype);
+        check_against_cpu({1, 2, 2, 9, 9, 20, 20}, {.causal = true}, dtype);
+        check_against_cpu({1, 2, 2, 9, 9, 16, 16}, {.causal = true, .dropout = 0.5}, dtype);
+    }
+    cuda::set_fused_attention(false);
+}
+
+#if POTLUCK_CUDA_EMULATED
+TEST_CASE(
+    "cuda attention: a fused plan is made once for each shape that fits, and never where the library has "
+    "none") {
+    cuda::set_fused_attention(true);
+    const auto made_by = [](const Sizes& sizes, const Attention& options) {
+        const std::int64_t before = emulator::live_library_objects();
+        check_against_cpu(sizes, options, DType::bf16);
+        return emulator::live_library_objects() - before;
+    };
+    const Sizes fits{1, 2, 2, 11, 11, 24, 24};
+    CHECK(made_by(fits, {.causal = true}) > 0);
+    CHECK(made_by(fits, {.causal = true}) == 0);
+    CHECK(made_by(fits, {.causal = true, .dropout = 0.5}) == 0);
+    CHECK(made_by({1, 2, 2, 11, 12, 24, 24}, {.causal = true}) == 0);
+    CHECK(made_by({1, 2, 2, 11, 11, 20, 20}, {.causal = true}) == 0);
+    emulator::refuse_graphs(true);
+    check_against_cpu({1, 2, 2, 13, 13, 24, 24}, {.causal = true}, DType::bf16);
+    emulator::refuse_graphs(false);
+    cuda::set_fused_attention(false);
+    CHECK(made_by({1, 2, 2, 14, 14, 24, 24}, {.causal = true}) == 0);
+}
+
+TEST_CASE("cuda attention: the double of cuDNN's graphs refuses what cannot run") {
+    const auto create = [](cudnnBackendDescriptorType_t kind) {
+        cudnnBackendDescriptor_t made = nullptr;
+        REQUIRE(cudnnBackendCreateDescriptor(kind, &made) == CUDNN_STATUS_SUCCESS);
+        return made;
+    };
+    const auto told = [](cudnnStatus_t status, const char* text) {
+        CHECK(CUDNN_STATUS_CATEGORY(status) != CUDNN_STATUS_SUCCESS);
+        INFO(emulator::last_library_refusal());
+        CHECK(emulator::last_library_refusal().find(text) != std::string::npos);
+    };
+    cudnnBackendDescriptor_t tensor = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    const std::int64_t number = 1;
+    told(cudnnBackendFinalize(tensor), "missing attribute");
+    told(cudnnBackendSetAttribute(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_FLOAT, 1, &number),
+         "wrong type");
+    told(cudnnBackendSetAttribute(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 2, &number),
+         "wrong number");
+    told(cudnnBackendSetAttribute(tensor, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_INT64, 1, &number),
+         "has no attribute");
+    cudnnBackendDescriptor_t product = create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    told(cudnnBackendSetAttribute(product, CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                  1, &tensor),
+         "not finalized");
+    CHECK(cudnnBackendDestroyDescriptor(product) == CUDNN_STATUS_SUCCESS);
+    CHECK(cudnnBackendDestroyDescriptor(tensor) == CUDNN_STATUS_SUCCESS);
+    told(cudnnBackendDestroyDescriptor(tensor), "destroyed");
+
+    // Sizes that do not fit, and a result that is used before it is there.
+    cudnnHandle_t library = nullptr;
+    REQUIRE(cudnnCreate(&library) == CUDNN_STATUS_SUCCESS);
+    const auto plan_of = [&](bool fits) {
+        cuda::OperationGraph graph;
+        const auto a = graph.tensor(CUDNN_DATA_FLOAT, {1, 1, 2, 3}, {6, 6, 3, 1});
+        const auto b = graph.tensor(CUDNN_DATA_FLOAT, {1, 1, fits ? 3 : 4, 2}, {8, 8, 2, 1});
+        const auto y = graph.tensor(CUDNN_DATA_FLOAT, {1, 1, 2, 2}, {4, 4, 2, 1});
+        graph.matmul(a, b, y);
+        return graph.plan(library) != nullptr;
+    };
+    CHECK(plan_of(true));
+    CHECK_THROWS_WITH_AS(plan_of(false), doctest::Contains("inner sizes of a product differ"), Error);
+    const auto early = [&] {
+        cuda::OperationGraph graph;
+        const auto x = graph.intermediate({1, 1, 2, 2});
+        const auto y = graph.tensor(CUDNN_DATA_FLOAT, {1, 1, 2, 2}, {4, 4, 2, 1});
+        graph.pointwise(CUDNN_POINTWISE_EXP, x, y);
+        graph.plan(library);
+    };
+    CHECK_THROWS_WITH_AS(early(), doctest::Contains("no operation before it makes"), Error);
+    CHECK(cudnnDestroy(library) == CUDNN_STATUS_SUCCESS);
+}
+#endif
 
 TEST_CASE("cuda attention: long sequences need no matrix of scores" * doctest::test_suite("long")) {
     if (!has_cuda_device()) return;
