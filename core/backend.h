@@ -153,6 +153,9 @@ public:
     virtual void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) = 0;
     /// y (rows, out) contiguous = x (rows, in) weight (out, in)^T + bias (out); the sum is rounded once.
     virtual void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) = 0;
+    /// `before` as y there, floating, and y (rows, out) = gelu_tanh of it.
+    virtual void linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
+                             Tensor& y) = 0;
 
     // ---- softmax along the last axis; logarithm: log_softmax ----
     virtual void softmax(const Tensor& x, bool logarithm, Tensor& y) = 0;

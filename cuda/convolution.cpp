@@ -77,8 +77,9 @@ void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPas
     const auto plan = plans.get(shape, [&] { return std::make_shared<ConvolutionPlan>(library, shape); });
     if (plan->exists()) {
         const Tensor workspace = Tensor::empty({plan->workspace_bytes()}, {DType::u8, x.device()});
-        plan->run(library, x.raw_data(), weight.raw_data(), y.raw_data(), accumulate, workspace.raw_data());
-        return;
+        if (plan->run(library, x.raw_data(), weight.raw_data(), y.raw_data(), accumulate,
+                      workspace.raw_data()))
+            return;
     }
     if (size_of(x.dtype()) >= 4) {
         convolve_unfolded(device, pass, x, weight, y, options, accumulate);

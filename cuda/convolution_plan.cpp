@@ -139,7 +139,7 @@ bool ConvolutionPlan::find_algorithm(cudnnHandle_t library) {
         "cudnnGetConvolutionBackwardFilterWorkspaceSize");
 }
 
-void ConvolutionPlan::run(cudnnHandle_t library, void* x, void* weight, void* y, bool accumulate,
+bool ConvolutionPlan::run(cudnnHandle_t library, void* x, void* weight, void* y, bool accumulate,
                           void* workspace) const {
     // Of the type that is computed in.
     const double one = 1.0, zero = 0.0;
@@ -148,26 +148,29 @@ void ConvolutionPlan::run(cudnnHandle_t library, void* x, void* weight, void* y,
     const void* alpha = is_f64 ? static_cast<const void*>(&one) : &one_f32;
     const void* none = is_f64 ? static_cast<const void*>(&zero) : &zero_f32;
     const void* beta = accumulate ? alpha : none;
+    const auto done = [](cudnnStatus_t status, const char* call) {
+        if (CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED) return false;
+        check(status, call);
+        return true;
+    };
     switch (pass_) {
         case ConvolutionPass::forward:
-            check(cudnnConvolutionForward(library, alpha, x_.get(), x, weight_.get(), weight,
-                                          convolution_.get(), forward_, workspace, workspace_bytes_, beta,
-                                          y_.get(), y),
-                  "cudnnConvolutionForward");
-            return;
+            return done(cudnnConvolutionForward(library, alpha, x_.get(), x, weight_.get(), weight,
+                                                convolution_.get(), forward_, workspace, workspace_bytes_,
+                                                beta, y_.get(), y),
+                        "cudnnConvolutionForward");
         case ConvolutionPass::data_gradient:
-            check(cudnnConvolutionBackwardData(library, alpha, weight_.get(), weight, y_.get(), y,
-                                               convolution_.get(), data_algorithm, workspace,
-                                               workspace_bytes_, beta, x_.get(), x),
-                  "cudnnConvolutionBackwardData");
-            return;
+            return done(cudnnConvolutionBackwardData(library, alpha, weight_.get(), weight, y_.get(), y,
+                                                     convolution_.get(), data_algorithm, workspace,
+                                                     workspace_bytes_, beta, x_.get(), x),
+                        "cudnnConvolutionBackwardData");
         case ConvolutionPass::weight_gradient:
-            check(cudnnConvolutionBackwardFilter(library, alpha, x_.get(), x, y_.get(), y, convolution_.get(),
-                                                 weight_algorithm, workspace, workspace_bytes_, beta,
-                                                 weight_.get(), weight),
-                  "cudnnConvolutionBackwardFilter");
-            return;
+            break;
     }
+    return done(cudnnConvolutionBackwardFilter(library, alpha, x_.get(), x, y_.get(), y, convolution_.get(),
+                                               weight_algorithm, workspace, workspace_bytes_, beta,
+                                               weight_.get(), weight),
+                "cudnnConvolutionBackwardFilter");
 }
 
 }  // namespace potluck::cuda

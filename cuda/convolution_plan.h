@@ -60,8 +60,9 @@ public:
     std::int64_t workspace_bytes() const { return static_cast<std::int64_t>(workspace_bytes_); }
 
     /// Puts the pass into the library's stream: its result is written, or added to when `accumulate`, and the other two
-    /// tensors are read. `workspace` holds workspace_bytes().
-    void run(cudnnHandle_t library, void* x, void* weight, void* y, bool accumulate, void* workspace) const;
+    /// tensors are read. `workspace` holds workspace_bytes(). False, and nothing was done, when the library refuses after
+    /// all what it gave a workspace for.
+    bool run(cudnnHandle_t library, void* x, void* weight, void* y, bool accumulate, void* workspace) const;
 
 private:
     bool find_algorithm(cudnnHandle_t library);

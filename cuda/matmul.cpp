@@ -128,7 +128,7 @@ struct Caller {
     CudaBackend& device;
     cuda::MatmulPlans& plans;
     cudaStream_t stream;
-    const void* bias;
+    cuda::Epilogue epilogue;
     bool accumulate;
 
     /// False, and nothing was done, when the library has no algorithm.
@@ -136,14 +136,15 @@ struct Caller {
         shape.a.alignment = alignment_of(a);
         shape.b.alignment = alignment_of(b);
         shape.y_alignment = alignment_of(y);
-        shape.bias_alignment = bias == nullptr ? 0 : alignment_of(bias);
+        shape.bias_alignment = epilogue.bias == nullptr ? 0 : alignment_of(epilogue.bias);
+        shape.before_alignment = epilogue.before == nullptr ? 0 : alignment_of(epilogue.before);
         const cublasLtHandle_t library = device.cublas();
         const auto plan =
-            plans.get(shape, [&] { return std::make_shared<MatmulPlan>(library, shape, bias); });
+            plans.get(shape, [&] { return std::make_shared<MatmulPlan>(library, shape, epilogue); });
         if (!plan->exists()) return false;
         const Device where = Device::cuda(device.index());
         const Tensor workspace = Tensor::empty({plan->workspace_bytes()}, {DType::u8, where});
-        plan->run(library, a, b, bias, y, accumulate, workspace.raw_data(), stream);
+        plan->run(library, a, b, epilogue, y, accumulate, workspace.raw_data(), stream);
         return true;
     }
 };
@@ -177,6 +178,20 @@ bool multiply(const Product& p, Tensor& y, const Caller& caller) {
     return true;
 }
 
+Tensor transposed(const Tensor& x) {
+    return x.alias({x.size(1), x.size(0)}, {x.strides()[1], x.strides()[0]}, x.offset());
+}
+
+/// x (rows, in) weight (out, in)^T and the epilogue in one call. False, and nothing was done, where the library cannot:
+/// it adds no vector to f64, and takes only one without gaps.
+bool linear_by_epilogue(CudaBackend& device, cuda::MatmulPlans& plans, const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, void* before, Tensor& y) {
+    if (y.count() == 0 || x.size(1) == 0 || !is_floating(y.dtype()) || y.dtype() == DType::f64) return false;
+    if (bias.strides()[0] != 1 && bias.size(0) != 1) return false;
+    return multiply(prepare(device, x, transposed(weight), y), y,
+                    {device, plans, device.stream(), {bias.raw_data(), before}, /*accumulate=*/false});
+}
+
 }  // namespace
 
 void CudaBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) {
@@ -192,7 +207,7 @@ void CudaBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accum
         return;
     }
     const Product product = prepare(*this, a, b, y);
-    if (!multiply(product, y, {*this, resources().matmul_plans, stream(), nullptr, accumulate}))
+    if (!multiply(product, y, {*this, resources().matmul_plans, stream(), {}, accumulate}))
         throw Error(
             "matmul",
             fmt::format("cuBLASLt has no algorithm for {} x {} of {} with the strides {} and {}. Call "
@@ -202,18 +217,22 @@ void CudaBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accum
 }
 
 void CudaBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
-    const Tensor right = weight.alias({weight.size(1), weight.size(0)},
-                                      {weight.strides()[1], weight.strides()[0]}, weight.offset());
-    // The library adds no vector to f64, and takes only one without gaps.
-    const bool by_epilogue = cuda::bias_epilogue() && y.count() > 0 && x.size(1) > 0 &&
-                             is_floating(y.dtype()) && y.dtype() != DType::f64 &&
-                             (bias.strides()[0] == 1 || bias.size(0) == 1);
-    if (by_epilogue && multiply(prepare(*this, x, right, y), y,
-                                {*this, resources().matmul_plans, stream(), bias.raw_data(), false}))
+    if (cuda::bias_epilogue() &&
+        linear_by_epilogue(*this, resources().matmul_plans, x, weight, bias, nullptr, y))
         return;
     // Laid down first, the product is added to it: one rounding, also in half types.
     copy(bias.broadcast_alias("linear", y.shape()), y);
-    matmul(x, right, y, /*accumulate=*/true);
+    matmul(x, transposed(weight), y, /*accumulate=*/true);
+}
+
+void CudaBackend::linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
+                              Tensor& y) {
+    // cublasLt.h: the leading dimension of the second output must be a multiple of 8.
+    if (cuda::gelu_epilogue() && y.size(1) % 8 == 0 &&
+        linear_by_epilogue(*this, resources().matmul_plans, x, weight, bias, before.raw_data(), y))
+        return;
+    linear(x, weight, bias, before);
+    unary(UnaryOp::gelu_tanh, before, y);
 }
 
 }  // namespace potluck

@@ -72,8 +72,8 @@ std::int32_t transposition(const MatmulOperand& operand) {
 
 }  // namespace
 
-MatmulPlan::MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const void* bias)
-    : dtype_(shape.dtype), has_bias_(shape.bias_alignment != 0) {
+MatmulPlan::MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const Epilogue& epilogue)
+    : dtype_(shape.dtype), has_bias_(shape.bias_alignment != 0), has_gelu_(shape.before_alignment != 0) {
     cublasLtMatmulDesc_t operation = nullptr;
     check(cublasLtMatmulDescCreate(&operation, compute_type(shape),
                                    shape.dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F),
@@ -82,8 +82,10 @@ MatmulPlan::MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const
     set(operation_, CUBLASLT_MATMUL_DESC_TRANSA, transposition(shape.b));
     set(operation_, CUBLASLT_MATMUL_DESC_TRANSB, transposition(shape.a));
     if (has_bias_) {
-        set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<std::uint32_t>(CUBLASLT_EPILOGUE_BIAS));
-        set_bias(bias);
+        set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE,
+            static_cast<std::uint32_t>(has_gelu_ ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS));
+        if (has_gelu_) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, shape.n);
+        set_pointers(epilogue);
     }
     a_ = layout(shape, shape.a, shape.m, shape.k);
     b_ = layout(shape, shape.b, shape.k, shape.n);
@@ -114,19 +116,22 @@ MatmulPlan::MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const
     workspace_bytes_ = best.workspaceSize;
 }
 
-void MatmulPlan::set_bias(const void* bias) { set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+void MatmulPlan::set_pointers(const Epilogue& epilogue) {
+    set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
+    if (has_gelu_) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.before);
+}
 
-void MatmulPlan::run(cublasLtHandle_t library, const void* a, const void* b, const void* bias, void* y,
-                     bool accumulate, void* workspace, cudaStream_t stream) {
+void MatmulPlan::run(cublasLtHandle_t library, const void* a, const void* b, const Epilogue& epilogue,
+                     void* y, bool accumulate, void* workspace, cudaStream_t stream) {
     const double one = 1.0, zero = 0.0;
     const float one_f32 = 1.0F, zero_f32 = 0.0F;
     const bool is_f64 = dtype_ == DType::f64;
     const void* alpha = is_f64 ? static_cast<const void*>(&one) : &one_f32;
     const void* none = is_f64 ? static_cast<const void*>(&zero) : &zero_f32;
-    std::unique_lock lock(bias_mutex_, std::defer_lock);
+    std::unique_lock lock(pointers_mutex_, std::defer_lock);
     if (has_bias_) {
         lock.lock();
-        set_bias(bias);
+        set_pointers(epilogue);
     }
     check(
         cublasLtMatmul(library, operation_.get(), alpha, b, b_.get(), a, a_.get(), accumulate ? alpha : none,

@@ -25,8 +25,15 @@ struct MatmulOperand {
     auto operator<=>(const MatmulOperand&) const = default;
 };
 
-/// Everything that decides which kernel of the library fits: y (batch, m, n) = a (batch, m, k) b (batch, k, n), and a
-/// vector (n) added to every row when `bias_alignment` is not 0. The rows of y are contiguous.
+/// What the product's kernel does at its end, and where: a vector (n) is added to every row, and, when `before` is not
+/// nullptr, that sum goes there and its gelu (tanh approximation) to y. `before` lies as y does.
+struct Epilogue {
+    const void* bias = nullptr;
+    void* before = nullptr;
+};
+
+/// Everything that decides which kernel of the library fits: y (batch, m, n) = a (batch, m, k) b (batch, k, n), and the
+/// alignments of an epilogue's pointers (0: it has none). The rows of y are contiguous.
 struct MatmulShape {
     DType dtype = DType::f32;
     bool tf32 = false;
@@ -34,7 +41,7 @@ struct MatmulShape {
     MatmulOperand a, b;
     std::int64_t y_batch_stride = 0;
     std::uint32_t y_alignment = 256;
-    std::uint32_t bias_alignment = 0;
+    std::uint32_t bias_alignment = 0, before_alignment = 0;
 
     auto operator<=>(const MatmulShape&) const = default;
 };
@@ -58,29 +65,29 @@ public:
     /// The most that an algorithm may use beside the operands.
     static constexpr std::uint64_t most_workspace_bytes = std::uint64_t{32} << 20;
 
-    /// `bias` is looked at for its alignment only.
-    MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const void* bias);
+    /// The epilogue's pointers are looked at for their alignment only.
+    MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const Epilogue& epilogue);
 
     /// Whether the library knows an algorithm; without one only this may be asked.
     bool exists() const { return exists_; }
     std::int64_t workspace_bytes() const { return static_cast<std::int64_t>(workspace_bytes_); }
 
-    /// Puts y = a b, y += a b when `accumulate`, or y = a b + bias for a shape with one, into the stream. `workspace`
-    /// holds workspace_bytes().
-    void run(cublasLtHandle_t library, const void* a, const void* b, const void* bias, void* y,
+    /// Puts y = a b, or y += a b when `accumulate`, and the epilogue of the shape into the stream. `workspace` holds
+    /// workspace_bytes().
+    void run(cublasLtHandle_t library, const void* a, const void* b, const Epilogue& epilogue, void* y,
              bool accumulate, void* workspace, cudaStream_t stream);
 
 private:
-    void set_bias(const void* bias);
+    void set_pointers(const Epilogue& epilogue);
 
     DType dtype_;
-    bool has_bias_;
+    bool has_bias_, has_gelu_;
     bool exists_ = false;
     MatmulDescriptor operation_;
     MatrixLayout a_, b_, y_;
     cublasLtMatmulAlgo_t algorithm_{};
     std::size_t workspace_bytes_ = 0;
-    std::mutex bias_mutex_;  // the pointer to the bias is part of operation_
+    std::mutex pointers_mutex_;  // the epilogue's pointers are part of operation_
 };
 
 using MatmulPlans = PlanCache<MatmulShape, MatmulPlan>;

@@ -55,7 +55,9 @@ Tensor GPT2Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_
 GPT2MLP::GPT2MLP(const GPT2Config& config)
     : c_fc(config.width, 4 * config.width), c_proj(4 * config.width, config.width) {}
 
-Tensor GPT2MLP::forward(const Tensor& x) { return c_proj(gelu(c_fc(x), GeluKind::tanh)); }
+Tensor GPT2MLP::forward(const Tensor& x) {
+    return c_proj(linear_gelu(x, c_fc.weight.transpose(0, 1), c_fc.bias));
+}
 
 GPT2Block::GPT2Block(const GPT2Config& config)
     : ln_1(config.width, config.layer_norm_epsilon),

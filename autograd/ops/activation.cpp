@@ -45,8 +45,12 @@ Tensor relu(const Tensor& x) {
 
 Tensor gelu(const Tensor& x, GeluKind kind) {
     const OpScope scope("gelu");
+    return detail::record_gelu(
+        x, compute("gelu", kind == GeluKind::erf ? UnaryOp::gelu : UnaryOp::gelu_tanh, x), kind);
+}
+
+Tensor detail::record_gelu(const Tensor& x, const Tensor& y, GeluKind kind) {
     const UnaryOp op = kind == GeluKind::erf ? UnaryOp::gelu : UnaryOp::gelu_tanh;
-    const Tensor y = compute("gelu", op, x);
     return record("gelu", y, {x}, {x}, [kind, op](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor x = saved[0];
         if (!is_grad_enabled()) return dx.add(0, fused_backward(op, x, dy));

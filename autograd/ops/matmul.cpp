@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/ops/activation.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
 #include "autograd/ops/view.h"
@@ -141,25 +142,19 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
                   });
 }
 
-}  // namespace
+/// What the device multiplies: all of one dtype.
+struct LinearOperands {
+    Tensor rows, weight, bias;  // (rows, in), (out, in), (out) or undefined
+    Shape shape;                // of the result
 
-Tensor matmul(const Tensor& a, const Tensor& b) {
-    const OpScope scope("matmul");
-    detail::require_defined("matmul", a, "the first operand");
-    detail::require_defined("matmul", b, "the second operand");
-    if (a.rank() == 0 || b.rank() == 0)
-        throw Error("matmul",
-                    fmt::format("a tensor without axes has no matrix product: {} x {}. Use * to scale.",
-                                pretty(a.shape()), pretty(b.shape())));
-    require_fit(a, b);
-    if (a.rank() > 1 && b.rank() > 1) return matrix_product(a, b);
-    if (a.rank() == 1 && b.rank() == 1) return reshape(matrix_product(unsqueeze(a, 0), unsqueeze(b, 1)), {});
-    if (a.rank() == 1) return squeeze(matrix_product(unsqueeze(a, 0), b), -2);
-    return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
-}
+    Tensor empty_result() const {
+        return Tensor::empty({rows.size(0), weight.size(0)}, {rows.dtype(), rows.device()});
+    }
+    Tensor in_shape(const Tensor& y) const { return y.alias(shape, contiguous_strides(shape), 0); }
+};
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-    const OpScope scope("linear");
+/// Throws Error when the operands do not fit.
+LinearOperands linear_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     detail::require_defined("linear", x, "x");
     detail::require_defined("linear", weight, "the weight");
     detail::require_same_device("linear", {x, weight, bias});
@@ -179,16 +174,14 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     if (dtype == DType::boolean)
         throw Error("linear", "bool tensors have no product. Convert one with .to(DType::f32).");
 
-    const Tensor rows = cast(as_rows(x), dtype);
     Shape shape = x.shape();
     shape.back() = out;
-    Tensor y = Tensor::empty({rows.size(0), out}, {dtype, x.device()});
-    if (bias.defined())
-        backend(x.device()).linear(rows, cast(weight, dtype), cast(bias, dtype), y);
-    else
-        backend(x.device()).matmul(rows, transposed_alias(cast(weight, dtype)), y, /*accumulate=*/false);
-    y = y.alias(shape, contiguous_strides(shape), 0);
+    return {cast(as_rows(x), dtype), cast(weight, dtype), detail::cast_or_none(bias, dtype),
+            std::move(shape)};
+}
 
+/// Puts y = x weight^T + bias on the tape. Returns y.
+Tensor record_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
     return record(
         "linear", y, {x, weight, bias},
         {keep_if(needs_gradient(weight), x), keep_if(needs_gradient(x), weight)},
@@ -219,6 +212,46 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                 dx.add(2, total);
             }
         });
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+    const OpScope scope("matmul");
+    detail::require_defined("matmul", a, "the first operand");
+    detail::require_defined("matmul", b, "the second operand");
+    if (a.rank() == 0 || b.rank() == 0)
+        throw Error("matmul",
+                    fmt::format("a tensor without axes has no matrix product: {} x {}. Use * to scale.",
+                                pretty(a.shape()), pretty(b.shape())));
+    require_fit(a, b);
+    if (a.rank() > 1 && b.rank() > 1) return matrix_product(a, b);
+    if (a.rank() == 1 && b.rank() == 1) return reshape(matrix_product(unsqueeze(a, 0), unsqueeze(b, 1)), {});
+    if (a.rank() == 1) return squeeze(matrix_product(unsqueeze(a, 0), b), -2);
+    return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const OpScope scope("linear");
+    const LinearOperands operands = linear_operands(x, weight, bias);
+    Tensor y = operands.empty_result();
+    if (bias.defined())
+        backend(x.device()).linear(operands.rows, operands.weight, operands.bias, y);
+    else
+        backend(x.device()).matmul(operands.rows, transposed_alias(operands.weight), y, /*accumulate=*/false);
+    return record_linear(x, weight, bias, operands.in_shape(y));
+}
+
+Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const OpScope scope("linear");
+    const LinearOperands operands = linear_operands(x, weight, bias);
+    if (!bias.defined() || !is_floating(operands.rows.dtype()))
+        return gelu(linear(x, weight, bias), GeluKind::tanh);
+    Tensor before = operands.empty_result(), y = operands.empty_result();
+    backend(x.device()).linear_gelu(operands.rows, operands.weight, operands.bias, before, y);
+    // On the tape stand the two ops that it is made of.
+    return detail::record_gelu(record_linear(x, weight, bias, operands.in_shape(before)),
+                               operands.in_shape(y), GeluKind::tanh);
 }
 
 }  // namespace potluck

@@ -12,4 +12,7 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 /// x weight^T + bias: x (.., in), weight (out, in), bias (out) or undefined; result (.., out).
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
+/// gelu(linear(x, weight, bias), GeluKind::tanh), which a device may compute in one pass over the result.
+Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias);
+
 }  // namespace potluck

@@ -11,6 +11,10 @@
 
 #include "core/tensor.h"
 
+namespace potluck {
+enum class GeluKind;  // autograd/ops/activation.h
+}
+
 namespace potluck::detail {
 
 // ---- checks ----
@@ -54,6 +58,11 @@ Tensor as_contiguous(const Tensor& x);
 Tensor reshaped(const Tensor& x, const Shape& shape);
 /// (.., n) as (rows, n): a view where strides allow, else a copy. `x` has at least one axis.
 Tensor as_rows(const Tensor& x);
+
+// ---- on the tape ----
+
+/// Records a gelu that a kernel computed beside other things: y = gelu(x). Returns y.
+Tensor record_gelu(const Tensor& x, const Tensor& y, GeluKind kind);
 
 // ---- shapes and strides ----
 

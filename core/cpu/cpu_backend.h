@@ -24,6 +24,9 @@ public:
     void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
                   Tensor& variance) override;
     void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) override;
+    void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) override;
+    void linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
+                     Tensor& y) override;
     void softmax(const Tensor& x, bool logarithm, Tensor& y) override;
     void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) override;
     void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,

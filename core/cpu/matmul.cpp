@@ -259,4 +259,10 @@ void CpuBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bia
            y, /*accumulate=*/true);
 }
 
+void CpuBackend::linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
+                             Tensor& y) {
+    linear(x, weight, bias, before);
+    unary(UnaryOp::gelu_tanh, before, y);
+}
+
 }  // namespace potluck

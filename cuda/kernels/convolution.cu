@@ -3,9 +3,6 @@
 // Both kernels give each element of their output to one thread of a one-dimensional grid. unfold() reads one element of
 // the image for it; fold() adds up the places where the element was copied to, in the order of the kernel, so that no
 // two threads write to one place and the bits are always the same.
-//
-// Floor: unfold() writes, and fold() reads, channels * kernel * windows elements; the image itself is kernel times
-// smaller and mostly comes from the cache.
 
 #include "cuda/kernels/convolution.h"
 
@@ -22,6 +19,8 @@ struct Geometry {
     std::int64_t size[2], kernel[2], windows[2], stride[2], padding[2], dilation[2];
 };
 
+// Floor: writes channels * kernel * windows elements and reads the image once, sizeof(T) bytes each; the other reads of
+// it come from the caches.
 template <class T>
 __global__ void unfold_kernel(const T* image, T* columns, Geometry g, std::int64_t count) {
     for (std::int64_t i = global_thread(); i < count; i += global_threads()) {
@@ -51,6 +50,8 @@ __device__ inline std::int64_t window_at(const Geometry& g, int axis, std::int64
     return window < g.windows[axis] ? window : -1;
 }
 
+// Floor: reads channels * kernel * windows elements and writes the image once, sizeof(T) bytes each; one addition for
+// each element read.
 template <class T>
 __global__ void fold_kernel(const T* columns, T* image, Geometry g, std::int64_t count) {
     for (std::int64_t i = global_thread(); i < count; i += global_threads()) {

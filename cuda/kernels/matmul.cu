@@ -2,8 +2,8 @@
 // walks along the inner axis in steps of 16, each time bringing one tile of a and one of b to shared memory, from where
 // every element is read 16 times. The grid has one block for each tile of y (in x), for each matrix (in z).
 //
-// Floor: m n k multiplications; with perfect reuse (m k + k n + m n) elements move, with these tiles a is read n / 16
-// times and b m / 16 times. Integer products are for indices and counts, not for training, so there is no more to it.
+// With these tiles a is read n / 16 times and b m / 16 times. Integer products are for indices and counts, not for
+// training, so there is no more to it.
 
 #include "cuda/kernels/matmul.h"
 
@@ -26,6 +26,7 @@ struct Product {
 };
 
 // Unsigned arithmetic wraps around where signed would be undefined.
+// Floor: m n k multiplications in 64 bits; reads a and b once each and writes y once ((m k + k n + m n) sizeof(T) bytes).
 template <class T>
 __global__ void __launch_bounds__(tile* tile)
     multiply(const T* a, const T* b, T* y, Product p, Layout<2> batches) {

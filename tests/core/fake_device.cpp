@@ -83,6 +83,9 @@ public:
     void variance(const Tensor&, std::int64_t, double, Tensor&, Tensor&) override { refuse("variance"); }
     void matmul(const Tensor&, const Tensor&, Tensor&, bool) override { refuse("matmul"); }
     void linear(const Tensor&, const Tensor&, const Tensor&, Tensor&) override { refuse("linear"); }
+    void linear_gelu(const Tensor&, const Tensor&, const Tensor&, Tensor&, Tensor&) override {
+        refuse("linear_gelu");
+    }
     void softmax(const Tensor&, bool, Tensor&) override { refuse("softmax"); }
     void softmax_backward(const Tensor&, const Tensor&, bool, Tensor&) override {
         refuse("softmax_backward");

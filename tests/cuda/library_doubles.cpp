@@ -60,6 +60,8 @@ struct Product {
     std::int64_t d_batch_stride = 0;
     std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void* bias = nullptr;
+    const void* auxiliary = nullptr;
+    std::int64_t auxiliary_leading = 8;
     std::uint32_t alignment = 256;
     float beta = 0.0F;
 
@@ -90,6 +92,10 @@ struct Product {
         cublasLtMatmulDescCreate(&operation, compute, scale);
         cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
         cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &auxiliary,
+                                       sizeof(auxiliary));
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &auxiliary_leading,
+                                       sizeof(auxiliary_leading));
         layout(a, m, k, a_leading, a_batch, 0);
         layout(b, k, n, b_leading, batch, 0);
         layout(d, m, n, d_leading, batch, d_batch_stride);
@@ -164,6 +170,18 @@ TEST_CASE("cuBLASLt double: refuses bad descriptors") {
     });
     expect_refusal(invalid, "size of 0", [](Product& p) { p.k = 0; });
     expect_refusal(invalid, "no bias pointer", [](Product& p) { p.epilogue = CUBLASLT_EPILOGUE_BIAS; });
+    const auto gelu = [](Product& p) {
+        p.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        p.bias = p.auxiliary = &p;
+    };
+    expect_refusal(invalid, "no auxiliary pointer", [&](Product& p) {
+        gelu(p);
+        p.auxiliary = nullptr;
+    });
+    expect_refusal(invalid, "multiple of 8", [&](Product& p) {
+        gelu(p);
+        p.auxiliary_leading = 12;
+    });
     expect_refusal(unsupported, "64-bit types have no epilogue", [](Product& p) {
         p.type = p.scale = CUDA_R_64F;
         p.compute = CUBLAS_COMPUTE_64F;

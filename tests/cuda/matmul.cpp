@@ -146,6 +146,35 @@ TEST_CASE("cuda linear: the bias is added with one rounding, inside the product 
     }
 }
 
+TEST_CASE("cuda linear_gelu: the sum and its gelu, by one kernel and by two") {
+    if (!has_cuda_device()) return;
+    CHECK_FALSE(cuda::gelu_epilogue());
+    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16})
+        for (const std::int64_t out : {32, 33}) {  // 33 has no such kernel
+            CAPTURE(name_of(dtype));
+            CAPTURE(out);
+            const double tolerance = dtype == DType::f64 ? 1e-13 : dtype == DType::f32 ? 1e-5 : 1e-2;
+            const Tensor x = randn({9, 65}, {}, &generator()).to(dtype);
+            const Tensor weight = randn({out, 65}, {}, &generator()).to(dtype);
+            const Tensor bias = randn({out}, {}, &generator()).to(dtype);
+            const auto compute = [&](Device device) {
+                const TensorOptions like{dtype, device};
+                std::pair results{Tensor::empty({9, out}, like), Tensor::empty({9, out}, like)};
+                backend(device).linear_gelu(x.to(device), weight.to(device), bias.to(device), results.first,
+                                            results.second);
+                return results;
+            };
+            const auto expected = compute(Device::cpu());
+            for (const bool epilogue : {false, true}) {
+                cuda::set_gelu_epilogue(epilogue);
+                const auto got = compute(Device::cuda());
+                cuda::set_gelu_epilogue(false);
+                CHECK(relative_difference(got.first, expected.first) <= tolerance);
+                CHECK(relative_difference(got.second, expected.second) <= tolerance);
+            }
+        }
+}
+
 TEST_CASE("cuda matmul: bool is refused as on the CPU") {
     if (!has_cuda_device()) return;
     const auto refusal = [](Device device) {

@@ -156,6 +156,13 @@ Matrix<const T> operand(const MatrixLayoutState& x, const void* data, std::int64
     return turned ? seen.transposed() : seen;
 }
 
+/// By tanh. The manual says no more than "GELU"; llm.c and PyTorch use it in place of the tanh approximation.
+template <class T>
+T gelu(T x) {
+    const double v = static_cast<double>(x);
+    return static_cast<T>(0.5 * v * (1.0 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))));
+}
+
 // Columns of D in tiles, so that the sums do not depend on the number of threads.
 constexpr std::int64_t tile_columns = 96;
 
@@ -185,8 +192,14 @@ void multiply(const Call& call) {
                     if (call.beta != 0)
                         value += static_cast<T>(call.beta) *
                                  static_cast<T>(element_at(call.c.type, call.c_data, place(call.c)));
-                    if (call.operation.epilogue == CUBLASLT_EPILOGUE_BIAS)
+                    if (call.operation.adds_bias())
                         value += static_cast<T>(element_at(call.d.type, call.operation.bias, i));
+                    if (call.operation.applies_gelu()) {
+                        store_at(call.d.type, call.operation.auxiliary,
+                                 (first + j) * call.operation.auxiliary_leading + i,
+                                 static_cast<double>(value));
+                        value = gelu(value);
+                    }
                     store_at(call.d.type, call.d_data, place(call.d), static_cast<double>(value));
                 }
             }
@@ -199,9 +212,14 @@ void run(const Call& call) {
     check_matrix_read(call.b, call.b_data, "B");
     // With beta = 0 the manual lets C hold anything.
     if (call.beta != 0) check_matrix_read(call.c, call.c_data, "C");
-    if (call.operation.epilogue == CUBLASLT_EPILOGUE_BIAS)
-        check_read(call.operation.bias, call.m * bytes_of(call.d.type), "bias");
+    if (call.operation.adds_bias()) check_read(call.operation.bias, call.m * bytes_of(call.d.type), "bias");
     check_matrix_write(call.d, call.d_data, "D");
+    if (call.operation.applies_gelu()) {
+        MatrixLayoutState auxiliary = call.d;
+        auxiliary.order = CUBLASLT_ORDER_COL;
+        auxiliary.leading = call.operation.auxiliary_leading;
+        check_matrix_write(auxiliary, call.operation.auxiliary, "auxiliary output");
+    }
     if (call.operation.scale == CUDA_R_64F)
         multiply<double>(call);
     else

@@ -32,6 +32,13 @@ struct MatmulDescState : cublasLtMatmulDescOpaque_t {
     std::int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
     std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void* bias = nullptr;
+    void* auxiliary = nullptr;  // of the type of D
+    std::int64_t auxiliary_leading = 0;
+
+    bool adds_bias() const {
+        return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    }
+    bool applies_gelu() const { return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
 };
 
 struct MatmulPreferenceState : cublasLtMatmulPreferenceOpaque_t {

@@ -131,13 +131,26 @@ cublasStatus_t read_problem(cublasLtHandle_t handle, cublasLtMatmulDesc_t operat
                            std::to_string(p.c->type) + ", " + std::to_string(p.d->type));
     if (p.operation->pointer_mode != CUBLASLT_POINTER_MODE_HOST)
         return refused(CUBLAS_STATUS_NOT_SUPPORTED, "this double reads alpha and beta on the host only");
-    if (p.operation->epilogue == CUBLASLT_EPILOGUE_BIAS) {
+    if (p.operation->adds_bias()) {
         if (!types->takes_bias) return refused(CUBLAS_STATUS_NOT_SUPPORTED, "64-bit types have no epilogue");
         if (p.operation->bias == nullptr)
             return refused(CUBLAS_STATUS_INVALID_VALUE, "the bias epilogue has no bias pointer");
     } else if (p.operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
         return refused(CUBLAS_STATUS_NOT_SUPPORTED,
                        "this double has no epilogue " + std::to_string(p.operation->epilogue));
+    }
+    if (p.operation->applies_gelu()) {
+        // cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD.
+        const std::int64_t leading = p.operation->auxiliary_leading;
+        if (p.operation->auxiliary == nullptr)
+            return refused(CUBLAS_STATUS_INVALID_VALUE, "the epilogue has no auxiliary pointer");
+        if (leading % 8 != 0 || leading < static_cast<std::int64_t>(p.d->rows))
+            return refused(CUBLAS_STATUS_INVALID_VALUE,
+                           "the auxiliary leading dimension " + std::to_string(leading) +
+                               " is no multiple of 8 or less than the rows of D");
+        if (p.d->batch_count != 1)
+            return refused(CUBLAS_STATUS_NOT_SUPPORTED,
+                           "this double has no batches with an auxiliary output");
     }
 
     const std::array layouts{p.a, p.b, p.c, p.d};
@@ -303,6 +316,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
             return read_attribute(state.epilogue, buffer, bytes);
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
             return read_attribute(state.bias, buffer, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+            return read_attribute(state.auxiliary, buffer, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+            return read_attribute(state.auxiliary_leading, buffer, bytes);
         default:
             return refused(CUBLAS_STATUS_NOT_SUPPORTED,
                            "this double has no matmul attribute " + std::to_string(attribute));

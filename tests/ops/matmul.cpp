@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <numbers>
+
 #include "autograd/tape.h"
 #include "core/factories.h"
 #include "tests/ops/table.h"
@@ -137,7 +140,32 @@ std::vector<Row> matmul_rows() {
          },
          {"[linear]", "(2, 3)", "(3)"}},
     };
-    return {matmul_row, linear_row};
+
+    Row gelu_row{.op = "linear_gelu", .dtypes = floating_dtypes(), .tolerance = 4.0};
+    for (const auto& [x, out] : {std::pair<Shape, std::int64_t>{{3}, 2},
+                                 {{2, 2, 3}, 8},
+                                 {{0, 3}, 8},
+                                 {{2, 0}, 8},
+                                 {{17, 129}, 24},
+                                 {{2, 33, 65}, 70}})
+        gelu_row.cases.push_back(
+            {.inputs = {{.shape = x}, {.shape = {out, x.back()}}, {.shape = {out}}},
+             .call = call([](const Tensor& input, const Tensor& w, const Tensor& b) {
+                 return linear_gelu(input, w, b);
+             }),
+             .reference = reference([](const Array& input, const Array& w, const Array& b) {
+                 return map(add_bias(product(input, transposed(w)), b), [](double v) {
+                     return 0.5 * v *
+                            (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
+                 });
+             })});
+    gelu_row.refusals = {
+        {[] {
+             linear_gelu(ones({4, 3}), ones({2, 4}), ones({2}));
+         },
+         {"[linear]", "(4, 3)", "(2, 4)"}},
+    };
+    return {matmul_row, linear_row, gelu_row};
 }
 
 TEST_CASE("matmul: integers are exact, with all of their 64 bits") {
