@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "core/capture.h"
@@ -48,6 +50,22 @@ enum class UnaryOp : std::uint8_t {
 };
 enum class BinaryOp : std::uint8_t { add, subtract, multiply, divide, power, maximum, minimum, remainder };
 enum class CompareOp : std::uint8_t { equal, not_equal, less, less_equal, greater, greater_equal };
+/// What a step of a fused chain makes of the value so far.
+struct ChainStep {
+    enum class Kind : std::uint8_t {
+        apply,         // function(value)
+        combine,       // value op inputs[input]
+        combine_into,  // inputs[input] op value
+        slope          // value * function'(inputs[input]), of the functions of unary_backward
+    };
+    Kind kind;
+    UnaryOp function = UnaryOp::negate;  // any but sine, cosine and those that write bool
+    BinaryOp op = BinaryOp::add;
+    int input = 0;
+};
+inline constexpr std::size_t most_chain_inputs = 3;
+inline constexpr std::size_t most_chain_steps = 8;
+
 enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, logsumexp, any, all };
 
 struct CrossEntropyOptions {
@@ -138,6 +156,8 @@ public:
     virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;
     virtual void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;  // one dtype -> bool
     virtual void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) = 0;
+    /// y = inputs[0] after all steps, in one pass; half types are rounded once, at the end. All of one floating dtype.
+    virtual void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) = 0;
     /// y += scale * x, x of any floating dtype.
     virtual void add_scaled(const Tensor& x, double scale, Tensor& y) = 0;
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "autograd/ops/activation.h"
-#include "autograd/ops/elementwise.h"
 #include "core/error.h"
 #include "nn/linear.h"
 #include "nn/module.h"
@@ -49,7 +48,7 @@ public:
     void members(Members& m) override {
         m("gate_proj", gate_proj)("up_proj", up_proj)("down_proj", down_proj);
     }
-    Tensor forward(const Tensor& x) override { return down_proj(silu(gate_proj(x)) * up_proj(x)); }
+    Tensor forward(const Tensor& x) override { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
 };
 
 }  // namespace potluck::nn

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "autograd/ops/chain.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
@@ -79,11 +80,42 @@ Tensor silu(const Tensor& x) {
     });
 }
 
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+    const OpScope scope("swiglu");
+    detail::require_defined("swiglu", gate, "the gate");
+    detail::require_defined("swiglu", up, "the other factor");
+    const Tensor y = detail::chain({detail::as_floating(gate), up},
+                                   {detail::apply(UnaryOp::silu), detail::combine(BinaryOp::multiply, 1)});
+    return record("swiglu", y, {gate, up}, {gate, up},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor gate = saved[0], up = saved[1];
+                      if (is_grad_enabled()) {
+                          if (dx.wants(0)) {
+                              const Tensor s = sigmoid(gate);
+                              dx.add(0, dy * up * (s + gate * s * (1.0 - s)));
+                          }
+                          if (dx.wants(1)) dx.add(1, dy * silu(gate));
+                          return;
+                      }
+                      if (dx.wants(0))
+                          dx.add(0, detail::chain({dy, up, gate}, {detail::combine(BinaryOp::multiply, 1),
+                                                                   detail::slope(UnaryOp::silu, 2)}));
+                      if (dx.wants(1))
+                          dx.add(1, detail::chain({gate, dy}, {detail::apply(UnaryOp::silu),
+                                                               detail::combine(BinaryOp::multiply, 1)}));
+                  });
+}
+
 Tensor tanh(const Tensor& x) {
     const OpScope scope("tanh");
     const Tensor y = compute("tanh", UnaryOp::tanh, x);
     return record("tanh", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, dy * (1.0 - square(saved[0])));
+        const Tensor y = saved[0];
+        if (is_grad_enabled()) return dx.add(0, dy * (1.0 - square(y)));
+        // dy - dy y^2
+        dx.add(0,
+               detail::chain({y, dy}, {detail::apply(UnaryOp::square), detail::combine(BinaryOp::multiply, 1),
+                                       detail::combine_into(BinaryOp::subtract, 1)}));
     });
 }
 
@@ -92,7 +124,11 @@ Tensor sigmoid(const Tensor& x) {
     const Tensor y = compute("sigmoid", UnaryOp::sigmoid, x);
     return record("sigmoid", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor y = saved[0];
-        dx.add(0, dy * (y * (1.0 - y)));
+        if (is_grad_enabled()) return dx.add(0, dy * (y * (1.0 - y)));
+        // (y - y^2) dy
+        dx.add(0, detail::chain({y, dy},
+                                {detail::apply(UnaryOp::square), detail::combine_into(BinaryOp::subtract, 0),
+                                 detail::combine(BinaryOp::multiply, 1)}));
     });
 }
 

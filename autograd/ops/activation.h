@@ -12,6 +12,9 @@ enum class GeluKind { erf, tanh };
 Tensor gelu(const Tensor& x, GeluKind kind = GeluKind::erf);
 /// x * sigmoid(x), also called swish.
 Tensor silu(const Tensor& x);
+/// silu(gate) * up in one pass, with broadcasting: the gated unit of Llama (Shazeer, "GLU Variants Improve Transformer",
+/// 2020). Keeps gate and up for backward, and not silu(gate).
+Tensor swiglu(const Tensor& gate, const Tensor& up);
 Tensor tanh(const Tensor& x);
 Tensor sigmoid(const Tensor& x);
 

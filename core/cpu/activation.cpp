@@ -92,6 +92,8 @@ T silu_backward(T x, T dy) {
     return dy * (s + z * (s * (T(1) - s)));
 }
 
+}  // namespace
+
 template <class T>
 BinaryLoop<T, T> activation_backward_loop(UnaryOp op) {
     switch (op) {
@@ -108,8 +110,8 @@ BinaryLoop<T, T> activation_backward_loop(UnaryOp op) {
     }
     throw no_fused_backward(op);
 }
-
-}  // namespace
+template BinaryLoop<float, float> activation_backward_loop<float>(UnaryOp op);
+template BinaryLoop<double, double> activation_backward_loop<double>(UnaryOp op);
 
 template <class T>
 UnaryLoop<T> activation_loop(UnaryOp op) {

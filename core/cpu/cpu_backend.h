@@ -19,6 +19,7 @@ public:
     void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
     void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
     void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) override;
     void add_scaled(const Tensor& x, double scale, Tensor& y) override;
     void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override;
     void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,

@@ -1,8 +1,11 @@
 #include "core/cpu/elementwise.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <type_traits>
+#include <vector>
 
 #include "core/cpu/blocks.h"
 #include "core/cpu/cpu_backend.h"
@@ -227,6 +230,51 @@ BinaryLoop<bool, T> find_compare_loop(CompareOp op) {
     throw Error("compare", "unknown operation.");
 }
 
+/// A step with its loop found.
+template <class T>
+struct ChainLoop {
+    ChainStep::Kind kind;
+    std::size_t input;
+    UnaryLoop<T> unary = nullptr;
+    BinaryLoop<T, T> binary = nullptr;
+
+    ChainLoop(const ChainStep& step, DType dtype)
+        : kind(step.kind), input(static_cast<std::size_t>(step.input)) {
+        if (kind == ChainStep::Kind::apply)
+            unary = find_unary_loop<T>(step.function, dtype);
+        else if (kind == ChainStep::Kind::slope)
+            binary = activation_backward_loop<T>(step.function);
+        else
+            binary = find_binary_loop<T>(step.op);
+    }
+    void run(T* value, const std::array<const T*, most_chain_inputs>& inputs, std::int64_t n) const {
+        if (kind == ChainStep::Kind::apply)
+            unary(value, value, n);
+        else if (kind == ChainStep::Kind::combine)
+            binary(value, value, inputs[input], n);
+        else
+            binary(value, inputs[input], value, n);
+    }
+};
+
+/// One block goes through all steps in a buffer that stays in the first-level cache.
+template <class T>
+void run_chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
+    std::vector<ChainLoop<T>> loops;
+    for (const ChainStep& step : steps) loops.emplace_back(step, y.dtype());
+    // Always three operands: what is missing is the first one again.
+    const Tensor& second = inputs.size() > 1 ? inputs[1] : inputs[0];
+    const Tensor& third = inputs.size() > 2 ? inputs[2] : inputs[0];
+    BlockMap<T, T, T, T>::run(y, inputs[0], second, third,
+                              [&](T* to, const T* a, const T* b, const T* c, std::int64_t n) {
+                                  alignas(64) std::array<T, block_size>
+                                      value;  // y may be one of the inputs, which steps still read
+                                  std::copy_n(a, n, value.begin());
+                                  for (const ChainLoop<T>& loop : loops) loop.run(value.data(), {a, b, c}, n);
+                                  std::copy_n(value.begin(), n, to);
+                              });
+}
+
 }  // namespace
 }  // namespace cpu
 
@@ -270,6 +318,11 @@ void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b
                 }
             });
     });
+}
+
+void CpuBackend::chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
+    cpu::visit_floating_compute(y.dtype(),
+                                [&](auto zero) { cpu::run_chain<decltype(zero)>(inputs, steps, y); });
 }
 
 void CpuBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {

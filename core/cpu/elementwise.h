@@ -34,6 +34,11 @@ BinaryLoop<Out, T> binary_loop(Function) {
     };
 }
 
+/// dx[i] = dy[i] * f'(x[i]) for relu, gelu, gelu_tanh, silu (activation.cpp). Arguments: dx, x, dy, n; dx may be dy.
+/// Throws Error for any other op.
+template <class T>
+BinaryLoop<T, T> activation_backward_loop(UnaryOp op);
+
 /// relu, gelu, gelu_tanh, silu, tanh, sigmoid (activation.cpp), for float and double; nullptr for any other
 /// op.
 template <class T>

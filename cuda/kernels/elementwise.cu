@@ -3,8 +3,8 @@
 // dtype and op.
 //
 // Floors: 3 sizeof(T) bytes an element for two operands of the full shape (a comparison writes 1 byte), fewer where one
-// is broadcast; where reads 1 + 2 sizeof(T) and writes sizeof(T); add_scaled reads x and y and writes y. One to twenty
-// operations an element.
+// is broadcast; where reads 1 + 2 sizeof(T) and writes sizeof(T); add_scaled reads x and y and writes y; a chain reads each
+// input and writes y once, however many steps it has. One to twenty operations an element and step.
 
 #include "core/elementwise_errors.h"
 #include "cuda/cuda_backend.h"
@@ -84,6 +84,37 @@ struct AddScaled {
     }
 };
 
+/// A chain of steps in registers. The steps travel in the kernel's parameters; which input a step takes is asked once for
+/// a pack, and not by an index, since registers have none.
+struct Chain {
+    int count;
+    std::array<ChainStep, most_chain_steps> steps;
+
+    template <int N, class T, class... More>
+    __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& x, const More&... more) const {
+        using Computed = compute_type<T>;
+        Computed value[N], other[N];
+        to_computed(x, value);
+        for (int i = 0; i < count; ++i) {
+            const ChainStep& step = steps[static_cast<std::size_t>(i)];
+            if (step.kind == ChainStep::Kind::apply) {
+                apply_unary(step.function, value);
+                continue;
+            }
+            if (step.input == 0) to_computed(x, other);
+            int number = 0;
+            ((++number == step.input ? to_computed(more, other) : void()), ...);
+            if (step.kind == ChainStep::Kind::combine)
+                apply_binary(step.op, value, other, value);
+            else if (step.kind == ChainStep::Kind::combine_into)
+                apply_binary(step.op, other, value, value);
+            else
+                apply_unary_backward(step.function, other, value, value);
+        }
+        from_computed(value, y);
+    }
+};
+
 // Reports the first element of b that is 0 (for quotients) or negative (for exponents). Floor: reads b once.
 template <class Index, class T>
 __global__ void __launch_bounds__(256)
@@ -140,6 +171,18 @@ void CudaBackend::where(const Tensor& condition, const Tensor& a, const Tensor& 
     cuda::visit_word(y.dtype(), [&](auto zero) {
         using Word = decltype(zero);
         cuda::ElementMap<Word, bool, Word, Word>::run(stream(), cuda::Where{}, y, condition, a, b);
+    });
+}
+
+void CudaBackend::chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
+    cuda::Chain body{static_cast<int>(steps.size()), {}};
+    std::copy(steps.begin(), steps.end(), body.steps.begin());
+    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        if (inputs.size() == 3)
+            cuda::ElementMap<T, T, T, T>::run(stream(), body, y, inputs[0], inputs[1], inputs[2]);
+        else
+            cuda::ElementMap<T, T, T>::run(stream(), body, y, inputs[0], inputs[inputs.size() - 1]);
     });
 }
 

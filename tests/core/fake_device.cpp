@@ -78,6 +78,7 @@ public:
     void binary(BinaryOp, const Tensor&, const Tensor&, Tensor&) override { refuse("binary"); }
     void compare(CompareOp, const Tensor&, const Tensor&, Tensor&) override { refuse("compare"); }
     void where(const Tensor&, const Tensor&, const Tensor&, Tensor&) override { refuse("where"); }
+    void chain(std::span<const Tensor>, std::span<const ChainStep>, Tensor&) override { refuse("chain"); }
     void add_scaled(const Tensor&, double, Tensor&) override { refuse("add_scaled"); }
     void reduce(ReduceOp, const Tensor&, std::int64_t, Tensor&) override { refuse("reduce"); }
     void variance(const Tensor&, std::int64_t, double, Tensor&, Tensor&) override { refuse("variance"); }

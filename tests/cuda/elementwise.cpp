@@ -300,6 +300,46 @@ TEST_CASE("cuda elementwise: integers wrap around, divide downwards and stay who
         });
 }
 
+TEST_CASE("cuda elementwise: chains of every kind of step, with inputs of any strides, into an input") {
+    if (!has_cuda_device()) return;
+    using enum ChainStep::Kind;
+    const std::vector<ChainStep> steps{{.kind = apply, .function = UnaryOp::square},
+                                       {.kind = combine, .op = BinaryOp::add, .input = 1},
+                                       {.kind = combine_into, .op = BinaryOp::subtract, .input = 2},
+                                       {.kind = slope, .function = UnaryOp::silu, .input = 0},
+                                       {.kind = combine, .op = BinaryOp::maximum, .input = 0},
+                                       {.kind = apply, .function = UnaryOp::negate},
+                                       {.kind = combine_into, .op = BinaryOp::multiply, .input = 1},
+                                       {.kind = apply, .function = UnaryOp::absolute}};
+    REQUIRE(steps.size() == most_chain_steps);
+    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16})
+        for (const bool over : {false, true})
+            for (std::size_t count = 1; count <= most_chain_inputs; ++count) {
+                INFO(name_of(dtype) << " " << count << " inputs, over an input: " << over);
+                std::vector<ChainStep> used;
+                for (const ChainStep& step : steps)
+                    if (static_cast<std::size_t>(step.input) < count) used.push_back(step);
+                const auto result = [&](Device device) {
+                    const auto make = [&](const Shape& shape, double scale) {
+                        return to(numbers(shape, DType::f64) * scale - 1.0, dtype).to(device);
+                    };
+                    const std::vector<Tensor> all{make({6, 24}, 0.02), make({24}, 0.1).expand({6, 24}),
+                                                  transpose(make({24, 6}, 0.015), 0, 1)};
+                    Tensor y = over ? all[0] : Tensor::empty({6, 24}, {dtype, device});
+                    backend(device).chain(std::span(all).first(count), used, y);
+                    return y;
+                };
+                const std::vector<double> got = result(Device::cuda()).to_vector();
+                const std::vector<double> expected = result(Device::cpu()).to_vector();
+                const double step = dtype == DType::f64   ? 1e-14
+                                    : dtype == DType::f32 ? 1e-5
+                                    : dtype == DType::f16 ? 2e-3
+                                                          : 1.6e-2;
+                for (std::size_t i = 0; i < got.size(); ++i)
+                    CHECK(std::fabs(got[i] - expected[i]) <= step * std::max(1.0, std::fabs(expected[i])));
+            }
+}
+
 TEST_CASE("cuda elementwise: scaled sums of every pair of dtypes") {
     if (!has_cuda_device()) return;
     for (const DType sum : dtypes)

@@ -73,7 +73,25 @@ std::vector<Row> activation_rows() {
         sample.note = "tanh";
         gelu_row.cases.push_back(sample);
     }
-    return {activation_row("relu", relu, relu_of), gelu_row, activation_row("silu", silu, silu_of),
+    Row swiglu_row{.op = "swiglu", .dtypes = number_dtypes(), .results = {floating_result}};
+    for (const auto& [gate, up] : usual_shape_pairs())
+        swiglu_row.cases.push_back({.inputs = {{.shape = gate, .low = -4.0, .high = 4.0}, {.shape = up}},
+                                    .call = call(swiglu),
+                                    .reference = reference([](const Array& x, const Array& y) {
+                                        return map(x, y, [](double a, double b) { return silu_of(a) * b; });
+                                    })});
+    swiglu_row.refusals = {
+        {[] {
+             swiglu(ones({2, 3}), ones({4, 3}));
+         },
+         {"[swiglu]", "(2, 3)", "(4, 3)"}},
+        {[] { swiglu(Tensor(), ones({2})); }, {"[swiglu]"}},
+        {[] { swiglu(ones({2}), Tensor()); }, {"[swiglu]"}},
+    };
+    return {swiglu_row,
+            activation_row("relu", relu, relu_of),
+            gelu_row,
+            activation_row("silu", silu, silu_of),
             activation_row("tanh", tanh, [](double x) { return std::tanh(x); }),
             activation_row("sigmoid", sigmoid, sigmoid_of)};
 }
@@ -97,6 +115,31 @@ TEST_CASE("activation: NaN stays NaN, and the ends are right") {
             CHECK(sigmoid(x.to(dtype))[1].item() == 1.0);
             CHECK(sigmoid(x.to(dtype))[2].item() == 0.0);
         }
+    });
+}
+
+TEST_CASE("activation: swiglu and its gradients are those of silu(gate) * up, in one pass each") {
+    on_each_device([] {
+        Generator generator(8);
+        std::vector<Tensor> results[2];
+        const Tensor gate = randn({7, 33}, {DType::f32, test_device()}, &generator);
+        const Tensor up = randn({33}, {DType::f32, test_device()}, &generator);
+        for (const bool fused : {true, false}) {
+            Tensor a = (gate * 3.0).detach(), b = up.clone();
+            a.set_requires_grad();
+            b.set_requires_grad();
+            const Tensor y = fused ? swiglu(a, b) : silu(a) * b;
+            square(y).sum().backward();
+            results[fused ? 0 : 1] = {y, a.grad(), b.grad()};
+        }
+        for (std::size_t i = 0; i < 3; ++i) {
+            const std::vector<double> got = results[0][i].to_vector(), expected = results[1][i].to_vector();
+            for (std::size_t k = 0; k < got.size(); ++k) REQUIRE(is_close(got[k], expected[k], {1e-5, 1e-6}));
+        }
+        CHECK(swiglu(tensor({infinity, -infinity, nan}), tensor({2, 2, 2})).to_vector<float>()[0] ==
+              std::numeric_limits<float>::infinity());
+        CHECK(swiglu(tensor({-infinity}), tensor({2})).item() == 0.0);
+        CHECK(std::isnan(swiglu(tensor({nan}), tensor({2})).item()));
     });
 }
 

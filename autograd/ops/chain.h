@@ -1,0 +1,31 @@
+#pragma once
+
+// Several element-wise ops in one pass over memory, for ops whose parts would each read and write everything again.
+// For .cpp files of autograd/ only.
+
+#include <initializer_list>
+
+#include "core/backend.h"
+
+namespace potluck::detail {
+
+/// value = function(value)
+inline ChainStep apply(UnaryOp function) { return {.kind = ChainStep::Kind::apply, .function = function}; }
+/// value = value op inputs[input]
+inline ChainStep combine(BinaryOp op, int input) {
+    return {.kind = ChainStep::Kind::combine, .op = op, .input = input};
+}
+/// value = inputs[input] op value
+inline ChainStep combine_into(BinaryOp op, int input) {
+    return {.kind = ChainStep::Kind::combine_into, .op = op, .input = input};
+}
+/// value = value * function'(inputs[input]), of the functions that have a fused backward
+inline ChainStep slope(UnaryOp function, int input) {
+    return {.kind = ChainStep::Kind::slope, .function = function, .input = input};
+}
+
+/// Begins with inputs[0], goes through the steps, and rounds once at the end. The inputs (at most most_chain_inputs, all
+/// on one device) broadcast, and are converted to their common dtype, which must be floating. Outside the tape.
+Tensor chain(std::initializer_list<Tensor> inputs, std::initializer_list<ChainStep> steps);
+
+}  // namespace potluck::detail
