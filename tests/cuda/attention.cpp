@@ -104,7 +104,7 @@ void check_against_cpu(const Sizes& s, const Attention& options, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("cuda attention: sizes that each kernel is made for, the next ones, and those beyond all") {
+TEST_CASE("cuda: attention, sizes that each kernel is made for, the next ones, and those beyond all") {
     if (!has_cuda_device()) return;
     for (const std::int64_t size : {32, 40, 64, 72, 96, 104, 128, 136, 256, 264})
         for (const DType dtype : {DType::f16, DType::bf16}) {
@@ -116,7 +116,8 @@ TEST_CASE("cuda attention: sizes that each kernel is made for, the next ones, an
             check_against_cpu({1, 2, 1, 40, 70, size, size + 1}, {.causal = true}, dtype);
 }
 
-TEST_CASE("cuda attention: lengths around the tiles, causal and not, with more keys than queries and fewer") {
+TEST_CASE(
+    "cuda: attention, lengths around the tiles, causal and not, with more keys than queries and fewer") {
     if (!has_cuda_device()) return;
     for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{1, 1},
                                         {1, 200},
@@ -133,7 +134,7 @@ TEST_CASE("cuda attention: lengths around the tiles, causal and not, with more k
                 check_against_cpu({1, 1, 1, queries, keys, 64, 64}, {.causal = causal}, dtype);
 }
 
-TEST_CASE("cuda attention: grouped heads, masks and dropout in every kernel") {
+TEST_CASE("cuda: attention, grouped heads, masks and dropout in every kernel") {
     if (!has_cuda_device()) return;
     Generator generator(5);
     const Tensor added = randn({1, 6, 35, 70}, {DType::f32}, &generator);
@@ -147,7 +148,7 @@ TEST_CASE("cuda attention: grouped heads, masks and dropout in every kernel") {
         }
 }
 
-TEST_CASE("cuda attention: half types with dropout of everything, and with nothing seen") {
+TEST_CASE("cuda: attention, half types with dropout of everything, and with nothing seen") {
     if (!has_cuda_device()) return;
     const std::vector<Tensor> inputs = random_qkv({1, 2, 1, 20, 40, 16, 16}, DType::bf16);
     for (const Tensor& x : run(inputs, {.dropout = 1.0}, Device::cuda()))
@@ -157,7 +158,7 @@ TEST_CASE("cuda attention: half types with dropout of everything, and with nothi
         CHECK(x.to_vector() == std::vector<double>(static_cast<std::size_t>(x.count()), 0.0));
 }
 
-TEST_CASE("cuda attention: half types keep large scores finite, and NaN stays NaN in its row") {
+TEST_CASE("cuda: attention, half types keep large scores finite, and NaN stays NaN in its row") {
     if (!has_cuda_device()) return;
     for (const DType dtype : {DType::f16, DType::bf16}) {
         const std::vector<Tensor> x = random_qkv({1, 1, 1, 33, 70, 64, 64}, dtype);
@@ -175,7 +176,7 @@ TEST_CASE("cuda attention: half types keep large scores finite, and NaN stays Na
     }
 }
 
-TEST_CASE("cuda attention: the same input gives the same bits") {
+TEST_CASE("cuda: attention, the same input gives the same bits") {
     if (!has_cuda_device()) return;
     for (const DType dtype : {DType::f32, DType::bf16}) {
         const std::vector<Tensor> inputs = random_qkv({1, 4, 2, 70, 90, 32, 32}, dtype);
@@ -185,7 +186,7 @@ TEST_CASE("cuda attention: the same input gives the same bits") {
     }
 }
 
-TEST_CASE("cuda attention: chunks through a cache equal one pass") {
+TEST_CASE("cuda: attention, chunks through a cache equal one pass") {
     if (!has_cuda_device()) return;
     // T = 8, 2 heads, head size 16: queries i .. i + n see the keys up to their own place.
     const std::vector<Tensor> x = random_qkv({1, 2, 2, 8, 8, 16, 16}, DType::f32);
@@ -205,7 +206,7 @@ TEST_CASE("cuda attention: chunks through a cache equal one pass") {
     }
 }
 
-TEST_CASE("cuda attention: dropout of uniform weights keeps their mean, in half types too") {
+TEST_CASE("cuda: attention, dropout of uniform weights keeps their mean, in half types too") {
     if (!has_cuda_device()) return;
     // Uniform weights over 1000 keys of value 1: each output is the mean of 1000 factors 0 or 2.
     for (const DType dtype : {DType::f32, DType::f16}) {
@@ -218,7 +219,8 @@ TEST_CASE("cuda attention: dropout of uniform weights keeps their mean, in half 
     }
 }
 
-TEST_CASE("cuda attention: cuDNN's fused kernels give what ours give, where they fit and where they do not") {
+TEST_CASE(
+    "cuda: attention, cuDNN's fused kernels give what ours give, where they fit and where they do not") {
     if (!has_cuda_device()) return;
     cuda::set_fused_attention(true);
     for (const DType dtype : {DType::f16, DType::bf16}) {
@@ -237,7 +239,7 @@ TEST_CASE("cuda attention: cuDNN's fused kernels give what ours give, where they
 
 #if POTLUCK_CUDA_EMULATED
 TEST_CASE(
-    "cuda attention: a fused plan is made once for each shape that fits, and never where the library has "
+    "cuda: attention, a fused plan is made once for each shape that fits, and never where the library has "
     "none") {
     cuda::set_fused_attention(true);
     const auto made_by = [](const Sizes& sizes, const Attention& options) {
@@ -258,7 +260,7 @@ TEST_CASE(
     CHECK(made_by({1, 2, 2, 14, 14, 24, 24}, {.causal = true}) == 0);
 }
 
-TEST_CASE("cuda attention: the double of cuDNN's graphs refuses what cannot run") {
+TEST_CASE("cuda: attention, the double of cuDNN's graphs refuses what cannot run") {
     const auto create = [](cudnnBackendDescriptorType_t kind) {
         cudnnBackendDescriptor_t made = nullptr;
         REQUIRE(cudnnBackendCreateDescriptor(kind, &made) == CUDNN_STATUS_SUCCESS);
@@ -311,7 +313,7 @@ TEST_CASE("cuda attention: the double of cuDNN's graphs refuses what cannot run"
 }
 #endif
 
-TEST_CASE("cuda attention: long sequences need no matrix of scores" * doctest::test_suite("long")) {
+TEST_CASE("cuda: attention, long sequences need no matrix of scores" * doctest::test_suite("long")) {
     if (!has_cuda_device()) return;
     const std::vector<Tensor> x = random_qkv({1, 2, 1, 1500, 1500, 8, 8}, DType::bf16);
     std::vector<Tensor> there;
