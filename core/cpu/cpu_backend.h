@@ -41,8 +41,8 @@ public:
     void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
                              const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
                              Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
-    void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none, double epsilon,
-                  Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) override;
+    void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                  double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) override;
     void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
                            const Tensor& dy, bool accumulate, Tensor& dx_or_none,
                            Tensor& dweight_or_none) override;
@@ -59,7 +59,8 @@ public:
                               const ConvolutionOptions& options, Tensor& dx_or_none, Tensor& dweight_or_none,
                               Tensor& dbias_or_none) override;
     void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) override;
-    void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options, Tensor& dx) override;
+    void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options,
+                           Tensor& dx) override;
     void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) override;
     void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) override;
     void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override;
