@@ -141,7 +141,8 @@ std::vector<Row> matmul_rows() {
          {"[linear]", "(2, 3)", "(3)"}},
     };
 
-    Row gelu_row{.op = "linear_gelu", .dtypes = floating_dtypes(), .tolerance = 4.0};
+    Row gelu_row{
+        .op = "linear_gelu", .dtypes = floating_dtypes(), .tolerance = 4.0, .gradient_tolerance = 4.0};
     for (const auto& [x, out] : {std::pair<Shape, std::int64_t>{{3}, 2},
                                  {{2, 2, 3}, 8},
                                  {{0, 3}, 8},
