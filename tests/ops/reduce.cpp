@@ -241,8 +241,8 @@ TEST_CASE("reduce: sums and means of millions of f32 values are right") {
         CHECK(std::fabs(sum(full({1392640}, 0.1)).item() - 139264.0) < 0.05);
         CHECK(sum(ones({8192, 4}, {DType::bf16}), {0}).to_vector() == std::vector<double>(4, 8192.0));
         CHECK(sum(ones({8192, 40}, {DType::bf16}), {0}).to_vector() == std::vector<double>(40, 8192.0));
-        const Tensor columns = is_quick ? ones({3000000, 20}) : ones({1, 20}).expand({3000000, 20});
-        CHECK(sum(columns, {0}).to_vector() == std::vector<double>(20, 3000000.0));
+        const std::int64_t rows = is_quick ? 3000000 : 30000;
+        CHECK(sum(ones({rows, 20}), {0}).to_vector() == std::vector<double>(20, static_cast<double>(rows)));
     });
 }
 
