@@ -19,6 +19,7 @@
 #include "core/tensor.h"
 #include "core/trace.h"
 #include "core/version.h"
+#include "cuda/options.h"
 #include "data/dataset.h"
 #include "data/loader.h"
 #include "data/text.h"

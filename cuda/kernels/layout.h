@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 #include "core/merged_axes.h"
@@ -51,7 +52,7 @@ struct Layout {
     /// Whether every position fits in Index. (Offsets are always computed in 64 bits.)
     template <class Index>
     bool fits() const {
-        return count <= static_cast<std::int64_t>(std::numeric_limits<Index>::max());
+        return std::cmp_less_equal(count, std::numeric_limits<Index>::max());
     }
 };
 

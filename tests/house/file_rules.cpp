@@ -21,6 +21,7 @@ struct Exception {
 constexpr Exception without_op[] = {
     {"core/cpu/blocks.cpp", "how all kernels walk their operands"},
     {"core/cpu/convert.cpp", "how all kernels read and write the half types"},
+    {"core/cpu/describe.cpp", "names the processor"},
     {"core/cpu/gemm.cpp", "the product of two blocks, for matmul and attention"},
     {"core/cpu/memory.cpp", "allocates and releases"},
     {"core/cpu/optimizer.cpp", "the steps of nn/optim, which are not on the tape"},
@@ -32,17 +33,29 @@ constexpr Exception without_kernel[] = {
     {"autograd/ops/mse_loss.cpp", "composed of other ops"},
     {"autograd/ops/view.cpp", "views compute no element"},
 };
+// Kernels of one device that stand elsewhere, or are not needed, on the other.
+constexpr Exception without_cuda[] = {
+    {"core/cpu/blocks.cpp", "cuda/kernels/layout.h walks operands there"},
+    {"core/cpu/convert.cpp", "cuda/kernels/numbers.h converts there"},
+    {"core/cpu/describe.cpp", "cuda/devices.cpp describes the card"},
+    {"core/cpu/gemm.cpp", "cuBLASLt multiplies there"},
+};
+constexpr Exception without_cpu[] = {
+    {"cuda/kernels/dropout.cu", "stands beside the random numbers, in core/cpu/random.cpp"},
+};
 // Not an op: no kernel, no header of its own kind, and tried through the ops that call it.
 constexpr Exception not_an_op[] = {
+    {"autograd/ops/chain.cpp", "runs several steps of elementwise for the ops that call it"},
     {"autograd/ops/inplace.cpp", "the members of Tensor that change it in place"},
     {"autograd/ops/support.cpp", "the checks that all ops share"},
 };
 
-std::set<std::string> stems(const Tree& tree, const std::string& folder) {
+std::set<std::string> stems(const Tree& tree, const std::string& folder,
+                            std::string_view extension = ".cpp") {
     std::set<std::string> names;
     for (const std::string& file : tree.files) {
         const fs::path path(file);
-        if (path.parent_path() == folder && path.extension() == ".cpp") names.insert(path.stem().string());
+        if (path.parent_path() == folder && path.extension() == extension) names.insert(path.stem().string());
     }
     return names;
 }
@@ -66,9 +79,10 @@ Faults sources_not_built(const Tree& tree) {
     Faults faults;
     for (const std::string& file : tree.files) {
         const fs::path path(file);
-        if (path.extension() != ".cpp") continue;
+        if (path.extension() != ".cpp" && path.extension() != ".cu") continue;
         // tests/install/external.cpp and its like are built by the check beside them.
-        const std::string list = (path.parent_path() / "meson.build").generic_string();
+        std::string list = (path.parent_path() / "meson.build").generic_string();
+        if (path.parent_path() == "cuda/kernels") list = "cuda/meson.build";
         if (!contains(tree, list)) continue;
         const std::set<std::string> names = quoted_names(tree, list);
         if (names.contains(path.filename().string()) || names.contains(path.stem().string())) continue;
@@ -100,6 +114,25 @@ Faults missing_twins(const Tree& tree) {
     return faults;
 }
 
+Faults missing_cuda_twins(const Tree& tree) {
+    const std::set<std::string> kernels = stems(tree, "core/cpu");
+    const std::set<std::string> cuda_kernels = stems(tree, "cuda/kernels", ".cu");
+    Faults faults;
+    for (const std::string& name : kernels) {
+        const std::string file = "core/cpu/" + name + ".cpp";
+        const bool there = cuda_kernels.contains(name) || contains(tree, "cuda/" + name + ".cpp");
+        if (there || is_part_of_another(kernels, name) || excepted(without_cuda, file)) continue;
+        faults.push_back(file + ": neither cuda/kernels/" + name + ".cu nor cuda/" + name + ".cpp is there.");
+    }
+    for (const std::string& name : cuda_kernels) {
+        const std::string file = "cuda/kernels/" + name + ".cu";
+        if (kernels.contains(name) || is_part_of_another(cuda_kernels, name) || excepted(without_cpu, file))
+            continue;
+        faults.push_back(file + ": core/cpu/" + name + ".cpp is missing.");
+    }
+    return faults;
+}
+
 Faults needless_exceptions(const Tree& tree) {
     Faults faults;
     const auto check = [&](const Exception& exception, std::string_view twin_folder) {
@@ -111,6 +144,7 @@ Faults needless_exceptions(const Tree& tree) {
     for (const Exception& exception : without_op) check(exception, "autograd/ops");
     for (const Exception& exception : without_kernel) check(exception, "core/cpu");
     for (const Exception& exception : not_an_op) check(exception, "core/cpu");
+    for (const Exception& exception : without_cuda) check(exception, "cuda");
     return faults;
 }
 

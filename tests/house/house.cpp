@@ -28,6 +28,8 @@ public:
         write("core/tensor.h", "#pragma once\n#include <vector>\n");
         write("core/cpu/norm.cpp", "#include \"core/tensor.h\"\n#include <Eigen/Core>\n");
         write("core/cpu/meson.build", "files(\n  'norm.cpp',\n)\n");
+        write("cuda/kernels/norm.cu", "#include \"core/tensor.h\"\n");
+        write("cuda/meson.build", "files('kernels' / 'norm')\n");
         write("core/meson.build", "install_headers(\n  'tensor.h',\n)\n");
         write("autograd/ops/norm.h",
               "#include \"core/tensor.h\"\n\nnamespace potluck {\n\n/// Normalises.\n"
@@ -75,6 +77,7 @@ const std::vector<std::pair<const char*, Faults (*)(const Tree&)>> rules = {
     {"installed headers are those that potluck.h reaches", installed_headers_differ},
     {"every source file is built", sources_not_built},
     {"every op family has its twins", missing_twins},
+    {"every kernel file has its twin on the other device", missing_cuda_twins},
     {"every op has a docstring", undocumented_ops},
     {"no path of one machine", machine_paths},
 };
@@ -175,6 +178,23 @@ TEST_CASE("house: a planted fault is found") {
     SUBCASE("an op without tests") {
         house.remove("tests/ops/norm.cpp");
         check_one_fault(missing_twins(house.tree()), "tests/ops/norm.cpp is missing");
+    }
+    SUBCASE("a kernel that only the CPU has") {
+        house.remove("cuda/kernels/norm.cu");
+        check_one_fault(missing_cuda_twins(house.tree()), "core/cpu/norm.cpp: neither cuda/kernels/norm.cu");
+    }
+    SUBCASE("a kernel that only the CUDA device has") {
+        house.write("cuda/kernels/sort.cu", "");
+        check_one_fault(missing_cuda_twins(house.tree()),
+                        "cuda/kernels/sort.cu: core/cpu/sort.cpp is missing");
+    }
+    SUBCASE("the CUDA device may include the emulator, and no other test") {
+        house.write("tests/cuda_emulator/memory.h", "");
+        house.write("tests/skip.h", "");
+        house.write("cuda/launch.h",
+                    "#include \"tests/cuda_emulator/memory.h\"\n#include \"tests/skip.h\"\n");
+        check_one_fault(includes_going_up(house.tree()),
+                        "cuda/launch.h:2: cuda/ may not include tests/skip.h");
     }
     SUBCASE("a part of a family needs no twin, a stranger does") {
         house.write("core/cpu/norm_rows.cpp", "");

@@ -27,6 +27,8 @@ Faults sources_not_built(const Tree& tree);
 
 /// One op family has one file name in every layer: core/cpu, autograd/ops and tests/ops.
 Faults missing_twins(const Tree& tree);
+/// A kernel file of the CPU has one of the CUDA device, and the other way round.
+Faults missing_cuda_twins(const Tree& tree);
 
 /// The exceptions to the rule above (in file_rules.cpp, each with its reason) are needed.
 Faults needless_exceptions(const Tree& tree);
