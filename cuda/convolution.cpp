@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cuda/convolution_plan.h"
+#include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/convolution.h"
 #include "cuda/options.h"
 #include "cuda/resources.h"
@@ -11,16 +12,10 @@
 namespace potluck {
 namespace {
 
+using cuda::contiguous;
 using cuda::ConvolutionPass;
 using cuda::ConvolutionPlan;
 using cuda::ConvolutionShape;
-
-Tensor packed(Backend& device, const Tensor& x) {
-    if (x.is_contiguous()) return x;
-    Tensor copy = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    device.copy(x, copy);
-    return copy;
-}
 
 std::array<std::int64_t, 4> sizes_of(const Tensor& x) { return {x.size(0), x.size(1), x.size(2), x.size(3)}; }
 
@@ -115,28 +110,28 @@ void CudaBackend::convolution(const Tensor& x, const Tensor& weight, const Tenso
         if (!has_bias) fill(y, 0);
         return;
     }
-    convolve(*this, resources().convolution_plans, ConvolutionPass::forward, packed(*this, x),
-             packed(*this, weight), y, options, has_bias);
+    convolve(*this, resources().convolution_plans, ConvolutionPass::forward, contiguous(*this, x),
+             contiguous(*this, weight), y, options, has_bias);
 }
 
 void CudaBackend::convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
                                        const ConvolutionOptions& options, Tensor& dx_or_none,
                                        Tensor& dweight_or_none, Tensor& dbias_or_none) {
     const bool empty = x.count() == 0 || weight.count() == 0 || dy.count() == 0;
-    const Tensor packed_dy = packed(*this, dy);
+    const Tensor packed_dy = contiguous(*this, dy);
     cuda::ConvolutionPlans& plans = resources().convolution_plans;
     if (Tensor& dx = dx_or_none; dx.defined()) {
         if (empty)
             fill(dx, 0);
         else
-            convolve(*this, plans, ConvolutionPass::data_gradient, dx, packed(*this, weight), packed_dy,
+            convolve(*this, plans, ConvolutionPass::data_gradient, dx, contiguous(*this, weight), packed_dy,
                      options, /*accumulate=*/false);
     }
     if (Tensor& dweight = dweight_or_none; dweight.defined()) {
         if (empty)
             fill(dweight, 0);
         else
-            convolve(*this, plans, ConvolutionPass::weight_gradient, packed(*this, x), dweight, packed_dy,
+            convolve(*this, plans, ConvolutionPass::weight_gradient, contiguous(*this, x), dweight, packed_dy,
                      options, /*accumulate=*/false);
     }
     if (dbias_or_none.defined() && dy.count() == 0) {

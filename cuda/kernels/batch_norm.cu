@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/numbers.h"
 #include "cuda/resources.h"
 
@@ -295,13 +296,6 @@ Affine<T> affine_of(const Tensor& weight_or_none, const Tensor& bias_or_none) {
             bias_or_none.defined() ? bias_or_none.strides()[0] : 0};
 }
 
-Tensor packed(Backend& device, const Tensor& x) {
-    if (x.is_contiguous()) return x;
-    Tensor copy = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    device.copy(x, copy);
-    return copy;
-}
-
 /// Fresh memory for one State for each channel and slice.
 template <class State>
 Tensor states(const Spread& s, const Tensor& like) {
@@ -336,7 +330,7 @@ void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, T
                                         Tensor& reciprocal_deviation) {
     const cudaStream_t queue = stream();
     if (mean.count() == 0) return;
-    const Tensor x = packed(*this, given_x);
+    const Tensor x = contiguous(*this, given_x);
     const Spread s = spread_over(x, multiprocessors());
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -354,8 +348,8 @@ void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, T
 void CudaBackend::batch_norm(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& bias_or_none,
                              const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) {
     const cudaStream_t queue = stream();
-    const Tensor x = packed(*this, given_x), center = packed(*this, mean),
-                 reciprocal = packed(*this, reciprocal_deviation);
+    const Tensor x = contiguous(*this, given_x), center = contiguous(*this, mean),
+                 reciprocal = contiguous(*this, reciprocal_deviation);
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using S = compute_type<T>;
@@ -374,8 +368,8 @@ void CudaBackend::batch_norm_backward(const Tensor& given_x, const Tensor& weigh
                                       bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
                                       Tensor& dbias_or_none) {
     const cudaStream_t queue = stream();
-    const Tensor x = packed(*this, given_x), dy = packed(*this, given_dy), center = packed(*this, mean),
-                 reciprocal = packed(*this, reciprocal_deviation);
+    const Tensor x = contiguous(*this, given_x), dy = contiguous(*this, given_dy),
+                 center = contiguous(*this, mean), reciprocal = contiguous(*this, reciprocal_deviation);
     if (x.size(1) == 0) return;
     const Spread s = spread_over(x, multiprocessors());
     const bool wants_dx = dx_or_none.defined() && x.count() > 0;
