@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -26,7 +27,14 @@ std::uint64_t in_use[most_devices];  // bytes from the begin of each stretch, wh
 int open_count = 0;
 bool is_open = false;
 Time::time_point last_close{};
-Time::duration cost_of_closing{};
+std::chrono::nanoseconds cost_of_closing{};
+
+/// Of this host thread: what others of the machine do does not count.
+std::chrono::nanoseconds processor_time() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
 
 void* map(std::uint64_t bytes, int protection) {
     void* memory = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -127,12 +135,13 @@ OpenMemory::~OpenMemory() {
     install_handler();
     // Where huge pages are missing, closing gigabytes takes long. Then it is not done after every operation, so that it
     // takes at most a tenth of the time.
-    const auto start = Time::now();
-    if (cost_of_closing > std::chrono::microseconds(20) && start - last_close < 10 * cost_of_closing) return;
+    if (cost_of_closing > std::chrono::microseconds(200) && Time::now() - last_close < 10 * cost_of_closing)
+        return;
+    const auto start = processor_time();
     protect(PROT_NONE);
     is_open = false;
+    cost_of_closing = 2 * (processor_time() - start);
     last_close = Time::now();
-    cost_of_closing = 2 * (last_close - start);
 }
 
 }  // namespace potluck::emulator

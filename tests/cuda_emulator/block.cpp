@@ -84,6 +84,7 @@ void Worker::run(GridRun& grid, const std::function<void()>& between_blocks) {
               .arguments_begin = reinterpret_cast<std::uintptr_t>(grid.body->closure.get()),
               .arguments_bytes = grid.body->bytes,
               .device = grid.device,
+              .muted = true,
               .worker = this};
     abandoned_ = false;
     known_pages_.fill(0);
@@ -132,14 +133,18 @@ void Worker::run_threads() {
         go_on_with(number);
         std::string error;
         try {
+            active.muted = false;
             grid_->body->run(grid_->body->closure.get());
         } catch (const StoppedOperation&) {
             throw;
         } catch (const std::exception& thrown) {
+            active.muted = true;
             error = thrown.what();
         } catch (...) {
+            active.muted = true;
             error = "an unknown exception";
         }
+        active.muted = true;
         if (!error.empty())
             stop(FaultKind::exception, fmt::format("{} threw: {}", describe_running(), error));
         warps[number / lanes].absent |= 1u << number % lanes;
@@ -336,8 +341,14 @@ void abandon_kernel(cudaError_t status) {
 }
 std::string describe_thread() { return active.worker->describe_place(); }
 
-int barrier(Barrier kind, bool predicate) { return active.worker->wait_at_barrier(kind, predicate); }
+int barrier(Barrier kind, bool predicate) {
+    const Muted muted;
+    return active.worker->wait_at_barrier(kind, predicate);
+}
 
-void trap() { stop(FaultKind::exception, fmt::format("__trap in {}", describe_running())); }
+void trap() {
+    const Muted muted;
+    stop(FaultKind::exception, fmt::format("__trap in {}", describe_running()));
+}
 
 }  // namespace potluck::emulator

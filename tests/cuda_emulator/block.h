@@ -171,9 +171,21 @@ struct ActiveKernel {
     std::uintptr_t static_begin, static_bytes;
     std::uintptr_t arguments_begin, arguments_bytes;
     int device;
+    // While the emulator itself works for a kernel: it may use functions of the standard library that were compiled for a
+    // kernel file, and announce their accesses.
+    bool muted;
     Worker* worker;
 };
 extern constinit thread_local ActiveKernel active __attribute__((tls_model("initial-exec")));
+
+/// The emulator works for a kernel while one lives.
+class Muted {
+public:
+    Muted() { active.muted = true; }
+    ~Muted() { active.muted = false; }
+    Muted(const Muted&) = delete;
+    Muted& operator=(const Muted&) = delete;
+};
 
 /// The names of the meetings in CUDA.
 const char* name_of(Meeting meeting);

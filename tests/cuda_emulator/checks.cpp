@@ -52,12 +52,14 @@ void check_device(std::uintptr_t address, std::uint64_t bytes, bool write, const
 std::string describe(std::uintptr_t address) { return memory_of(address).describe(address); }
 
 void report_misaligned(std::uintptr_t address, std::size_t bytes, bool write) {
+    const Muted muted;
     stop(FaultKind::misaligned,
          fmt::format("misaligned: {} {} {} bytes at once at {}, whose address is no multiple of {}",
                      describe_running(), write ? "writes" : "reads", bytes, describe(address), bytes));
 }
 
 void check_device_slowly(std::uintptr_t address, std::size_t bytes, bool write) {
+    const Muted muted;
     if (arena.device_of(address) != running.device)
         stop(FaultKind::wrong_device,
              fmt::format("wrong device: {} {} {}, which only that device's kernels reach", describe_running(),
@@ -83,6 +85,8 @@ void check_access(std::uintptr_t address, std::size_t bytes, bool write) {
 }
 
 void check_host(std::uintptr_t address, std::size_t bytes, bool write) {
+    if (active.muted) return;
+    const Muted muted;
     if (active.worker->is_open_to_kernels(address)) return;
     stop(FaultKind::host_pointer,
          fmt::format("host pointer: {} {} {} bytes at {}, which is memory of the host and not pinned",
@@ -104,6 +108,7 @@ void check_stretch(std::uintptr_t address, std::uint64_t bytes, bool write, cons
 }
 
 void check_atomic(const void* pointer, std::size_t bytes) {
+    const Muted muted;
     const auto address = reinterpret_cast<std::uintptr_t>(pointer);
     const ActiveKernel& kernel = active;
     if (address - arena.begin < kernel.arena_span) {

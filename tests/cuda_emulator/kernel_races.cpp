@@ -21,6 +21,7 @@ void store(std::uint64_t& record, KernelAccess access) {
 }
 
 [[noreturn]] void report_race(std::uint64_t granule, bool write, KernelAccess other, bool other_writes) {
+    const Muted muted;
     const Worker& worker = *active.worker;
     const bool same_block = other.block == (worker.block_index & 0xfffu) && other.crowd != 2;
     stop(FaultKind::kernel_race,

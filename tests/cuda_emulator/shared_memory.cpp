@@ -24,6 +24,7 @@ std::string name_of(const Worker& worker, const SharedRegion& region, std::uintp
 
 [[noreturn]] void report_race(const Worker& worker, const SharedRegion& region, std::uintptr_t address,
                               bool write, const SharedAccess& other, bool other_writes) {
+    const Muted muted;
     const bool several = !other_writes && other.crowd != 0;
     stop(FaultKind::shared_race,
          fmt::format("race in shared memory in {}: this thread {} {}, which {} {} with no barrier between",
@@ -47,26 +48,38 @@ void for_each_word(SharedRegion& region, std::uintptr_t address, std::size_t byt
     }
 }
 
-/// Ends the kernel for an access beyond the end or to bytes that nobody wrote.
+[[noreturn]] void report_out_of_bounds(const SharedRegion& region, std::uintptr_t address, std::size_t bytes,
+                                       bool write) {
+    const Muted muted;
+    stop(
+        FaultKind::out_of_bounds,
+        fmt::format(
+            "out of bounds: {} {} {} bytes at byte {} of dynamic shared memory, of which the block has {}",
+            describe_running(), write ? "writes" : "reads", bytes, address - region.begin(), region.bytes()));
+}
+
+[[noreturn]] void report_misaligned(const SharedRegion& region, std::uintptr_t address, std::size_t bytes,
+                                    bool write) {
+    const Muted muted;
+    stop(FaultKind::misaligned,
+         fmt::format(
+             "misaligned: {} {} {} bytes at byte {} of dynamic shared memory, which is no multiple of it",
+             describe_running(), write ? "writes" : "reads", bytes, address - region.begin()));
+}
+
+/// Ends the kernel for an access beyond the end, or one whose address is no multiple of its size.
 void check_place(const Worker& worker, const SharedRegion& region, std::uintptr_t address, std::size_t bytes,
                  bool write) {
     if (address - region.begin() + bytes > region.bytes())
-        stop(FaultKind::out_of_bounds,
-             fmt::format(
-                 "out of bounds: {} {} {} bytes at byte {} of dynamic shared memory, of which the block has "
-                 "{}",
-                 describe_running(), write ? "writes" : "reads", bytes, address - region.begin(),
-                 region.bytes()));
+        report_out_of_bounds(region, address, bytes, write);
     if (bytes <= 16 && std::has_single_bit(bytes) && address % bytes != 0 &&
         &region == &worker.dynamic_shared)
-        stop(FaultKind::misaligned,
-             fmt::format(
-                 "misaligned: {} {} {} bytes at byte {} of dynamic shared memory, which is no multiple of it",
-                 describe_running(), write ? "writes" : "reads", bytes, address - region.begin()));
+        report_misaligned(region, address, bytes, write);
 }
 
 [[noreturn]] void report_never_written(const Worker& worker, const SharedRegion& region,
                                        std::uintptr_t address) {
+    const Muted muted;
     stop(FaultKind::never_written,
          fmt::format("never written: {} reads {}, which no thread of the block wrote", describe_running(),
                      name_of(worker, region, address)));

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "tests/cuda_emulator/arena.h"
+#include "tests/cuda_emulator/block.h"
 #include "tests/cuda_emulator/graph.h"
 #include "tests/cuda_emulator/state.h"
 
@@ -138,6 +139,7 @@ cudaError_t start_operation(CUstream_st& stream, const char* name, const void* k
 
 void check_order(std::uint64_t first_granule, std::uint64_t granules, bool write) {
     const auto refuse = [&](std::uint64_t granule, std::uint32_t serial, const char* did) {
+        const Muted muted;
         const std::uintptr_t address = arena.begin + granule * 4;
         const std::string other =
             serial == 0 ? fmt::format("an earlier operation on stream {} of cuda:{}",

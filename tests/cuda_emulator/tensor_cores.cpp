@@ -104,12 +104,14 @@ void check_shared_address(const void* address, const char* what) {
 }  // namespace
 
 void mma_m16n8k16(const float* c, const std::uint32_t* a, const std::uint32_t* b, float* d, bool bfloat) {
+    const Muted muted;
     MultiplyLane lane{c, a, b, d};
     active.worker->meet(Meeting::multiply, ~0u, &lane,
                         bfloat ? complete_multiply<true> : complete_multiply<false>);
 }
 
 void ldmatrix_x4(std::uint32_t* words, const void* row, bool transposed) {
+    const Muted muted;
     check_shared_address(row, "ldmatrix");
     check_access(reinterpret_cast<std::uintptr_t>(row), 16, false);
     LoadLane lane{words, row};
@@ -118,6 +120,7 @@ void ldmatrix_x4(std::uint32_t* words, const void* row, bool transposed) {
 }
 
 void ldmatrix_x2(std::uint32_t* words, const void* row, bool transposed) {
+    const Muted muted;
     if (active.worker->thread % lanes < 16) {
         check_shared_address(row, "ldmatrix");
         check_access(reinterpret_cast<std::uintptr_t>(row), 16, false);
@@ -130,6 +133,7 @@ void ldmatrix_x2(std::uint32_t* words, const void* row, bool transposed) {
 // ---- asynchronous copies ----
 
 void copy_async_16(void* shared, const void* global, int source_bytes) {
+    const Muted muted;
     if (source_bytes < 0 || source_bytes > 16)
         stop(FaultKind::bad_argument,
              fmt::format("copy_async_16 of {} is asked for {} bytes: 0 to 16 are possible",
@@ -150,9 +154,13 @@ void copy_async_16(void* shared, const void* global, int source_bytes) {
     own.copies.push_back({target, source, source_bytes, own.committed});
 }
 
-void copy_async_commit() { ++active.worker->async_copies[active.worker->thread].committed; }
+void copy_async_commit() {
+    const Muted muted;
+    ++active.worker->async_copies[active.worker->thread].committed;
+}
 
 void copy_async_wait(int pending) {
+    const Muted muted;
     Worker& worker = *active.worker;
     AsyncCopies& own = worker.async_copies[worker.thread];
     std::erase_if(own.copies, [&](const AsyncCopy& copy) {

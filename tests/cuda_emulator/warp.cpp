@@ -141,6 +141,7 @@ const char* name_of(Meeting meeting) {
 }
 
 std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, unsigned operand, int width) {
+    const Muted muted;
     if (width < 1 || width > 32 || (width & (width - 1)) != 0)
         stop(FaultKind::warp, fmt::format("a shuffle of width {} in {}: it must be a power of two up to 32",
                                           width, describe_running()));
@@ -164,24 +165,28 @@ std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, unsigned 
 }
 
 unsigned ballot(unsigned mask, bool predicate) {
+    const Muted muted;
     VoteLane lane{predicate, 0};
     active.worker->meet(Meeting::ballot, mask, &lane, complete_ballot);
     return lane.result;
 }
 
 unsigned fold(Fold kind, unsigned mask, unsigned value, bool is_signed) {
+    const Muted muted;
     FoldLane lane{kind, value, is_signed, 0};
     active.worker->meet(Meeting::fold, mask, &lane, complete_fold);
     return lane.result;
 }
 
 unsigned match(unsigned mask, std::uint64_t bits) {
+    const Muted muted;
     MatchLane lane{bits, 0};
     active.worker->meet(Meeting::match, mask, &lane, complete_match);
     return lane.result;
 }
 
 void synchronize_warp(unsigned mask) {
+    const Muted muted;
     active.worker->meet(Meeting::synchronize, mask, nullptr, complete_synchronization);
 }
 
