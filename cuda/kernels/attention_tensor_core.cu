@@ -13,9 +13,9 @@
 namespace potluck::cuda {
 namespace {
 
-template <int Size>
+template <int Size, bool General>
 struct ForwardShape {
-    static constexpr int fragments = Size <= 128 ? 2 : 1;  // of 16 queries, in a warp
+    static constexpr int fragments = Size <= (General ? 32 : 128) ? 2 : 1;  // of 16 queries, in a warp
     static constexpr int warp_queries = 16 * fragments;
     static constexpr int queries = fragment_warps * warp_queries;
     static constexpr int keys = Size <= 64 ? 64 : 32;
@@ -64,7 +64,7 @@ __device__ inline void to_scores(const AttentionRules<float>& rules, const Atten
 template <class T, int Size, bool General>
 __global__ void __launch_bounds__(fragment_threads)
     attention_tensor_core_kernel(const AttentionForward<T> arguments, std::int64_t tiles) {
-    using Shape = ForwardShape<Size>;
+    using Shape = ForwardShape<Size, General>;
     constexpr int rows = Shape::fragments;
     constexpr int score_columns = Shape::keys / 8;
     constexpr int value_columns = Size / 8;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(fragment_threads)
 
 template <class T, int Size, bool General>
 void start(const AttentionForward<T>& arguments, cudaStream_t stream) {
-    using Shape = ForwardShape<Size>;
+    using Shape = ForwardShape<Size, General>;
     const std::int64_t tiles = tiles_of(arguments.rules.queries, Shape::queries);
     launch(attention_tensor_core_kernel<T, Size, General>,
            dim3(static_cast<unsigned>(tiles * arguments.rules.batch * arguments.rules.heads)),
