@@ -69,7 +69,8 @@ __device__ void map_one(const Body& body, std::int64_t first, unsigned repeated,
 
 template <class Index, int N, class Body, class Out, class... In>
 __global__ void __launch_bounds__(map_threads)
-    map_kernel(const Walk<1 + sizeof...(In)> walk, const Body body, Out* y, const In*... x) {
+    map_kernel(const __grid_constant__ Walk<1 + sizeof...(In)> walk, const __grid_constant__ Body body,
+               Out* y, const In*... x) {
     constexpr int operands = 1 + sizeof...(In);
     std::int64_t offset[operands];
     for (std::int64_t step = global_thread(); step < walk.layout.count; step += global_threads()) {
