@@ -105,6 +105,14 @@ install_optional() {
     apt_install /dev/null "${packages[@]}" || say "Going on without ${packages[*]}."
 }
 
+# gpu_architecture: the compute capability (times ten) of the GPU that is here, 80 where there is none. One is enough to
+# build and test here, and half the work.
+gpu_architecture() {
+    local found
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .) || found=''
+    if [[ $found =~ ^[0-9]+$ ]]; then printf '%s\n' "$found"; else printf '80\n'; fi
+}
+
 # build FOLDER [MESON OPTION]... -- [TARGET]...: configures the folder (once) and builds.
 build() {
     local folder=$1 log
