@@ -1,9 +1,10 @@
 // The largest elements of rows, and random choices by weight.
 //
-// topk: elements become unsigned keys whose order is the wanted one. A block a row finds the key of the k-th element digit
-// by digit (a histogram of the highest 8 bits, then of the next 8 among the elements that share them, ...), so that the
-// row is read a few times however large k is, and collects what comes before it in order of index. Up to 1024 chosen are
-// put in order by counting for each how many come before it; more are sorted (radix_sort.h).
+// topk: elements become unsigned keys whose order is the wanted one; each row has a block. The elements of a row of up to
+// 1024 are put in order by counting for each how many come before it. In a longer row the block first finds the key of
+// the k-th element digit by digit (a histogram of the highest 8 bits, then of the next 8 among the elements that share
+// them, ...), so that the row is read a few times however large k is, and collects what comes before it in order of
+// index; then these are counted, or sorted (radix_sort.h) when they are more than 1024.
 //
 // multinomial: as on the CPU, a binary tree of sums in f64 over the weights of each row: the same sums in the same
 // order, so the same key gives the same samples. With replacement all samples of a row go down the tree side by side,
@@ -32,7 +33,7 @@ namespace cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int most_row_threads = 1024;  // of the block that a row has
+constexpr int most_row_threads = 512;  // of the block that a row has
 
 // ---- topk ----
 
@@ -136,24 +137,34 @@ __device__ void collect(const Rows<T>& x, std::int64_t row, std::int64_t k, bool
     }
 }
 
-/// values and indices (rows, k) for k up to most_ranked. Floor: reads x once for each 8 bits of a key and once more;
-/// writes the results.
+/// values and indices (rows, k) for k up to most_ranked: the candidates, which are all elements of a short row and the
+/// first k of a long one, are put in order by counting. Floor: reads a short row once, a long one once for each 8 bits of
+/// a key and once more; writes the results.
 template <class T>
 __global__ void __launch_bounds__(most_row_threads)
     topk_kernel(const Rows<T> x, std::int64_t k, bool largest, T* values, std::int64_t* indices) {
     __shared__ KeyOf<T> keys[most_ranked];
     __shared__ std::int64_t places[most_ranked];
     const auto row = static_cast<std::int64_t>(blockIdx.x);
-    collect(x, row, k, largest, [&](std::int64_t place, KeyOf<T> key, std::int64_t i) {
+    const auto step = static_cast<int>(blockDim.x);
+    const auto put = [&](std::int64_t place, KeyOf<T> key, std::int64_t i) {
         keys[place] = key;
         places[place] = i;
-    });
+    };
+    const bool is_short = x.n <= most_ranked;
+    const auto candidates = static_cast<int>(is_short ? x.n : k);
+    if (is_short) {
+        for (auto i = static_cast<int>(threadIdx.x); i < candidates; i += step)
+            put(i, key_of(x.at(row, i), largest), i);
+    } else {
+        collect(x, row, k, largest, put);
+    }
     __syncthreads();
-    const auto chosen = static_cast<int>(k);
-    for (auto i = static_cast<int>(threadIdx.x); i < chosen; i += static_cast<int>(blockDim.x)) {
+    for (auto i = static_cast<int>(threadIdx.x); i < candidates; i += step) {
         const KeyOf<T> key = keys[i];
         int rank = 0;
-        for (int j = 0; j < chosen; ++j) rank += keys[j] < key || (keys[j] == key && j < i) ? 1 : 0;
+        for (int j = 0; j < candidates; ++j) rank += keys[j] < key || (keys[j] == key && j < i) ? 1 : 0;
+        if (rank >= k) continue;
         values[row * k + rank] = x.at(row, places[i]);
         indices[row * k + rank] = places[i];
     }
@@ -191,7 +202,9 @@ void topk(CudaBackend& backend, const Tensor& x, std::int64_t k, bool largest, T
     const cudaStream_t stream = backend.stream();
     const std::int64_t row_count = x.size(0);
     const unsigned blocks = blocks_for(row_count, 1);
-    const dim3 block(x.size(1) <= 4 * threads ? threads : most_row_threads);
+    const dim3 block(x.size(1) > most_ranked
+                         ? most_row_threads
+                         : warp_size * blocks_for(x.size(1), warp_size, threads / warp_size));
     const Rows<T> rows{elements_of<T>(x), x.size(1), x.strides()[0], x.strides()[1]};
     auto* to = elements_of<T>(values);
     auto* places = elements_of<std::int64_t>(indices);

@@ -24,17 +24,21 @@ std::vector<Array> sorted(const Array& x, std::int64_t k, std::size_t axis, bool
     Array places = values;
     for (std::size_t i = 0; i < values.values.size(); ++i) {
         std::vector<std::int64_t> indices = indices_at(shape, static_cast<std::int64_t>(i));
-        const auto rank = static_cast<std::size_t>(indices[axis]);
+        if (indices[axis] != 0) continue;  // all of a line are found with its first
         std::vector<double> line;
-        for (indices[axis] = 0; indices[axis] < x.shape[axis]; ++indices[axis])
+        for (; indices[axis] < x.shape[axis]; ++indices[axis])
             line.push_back(x.values[static_cast<std::size_t>(position_at(x.shape, indices))]);
         std::vector<std::size_t> order(line.size());
         std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
             return largest ? line[a] > line[b] : line[a] < line[b];
         });
-        values.values[i] = line[order[rank]];
-        places.values[i] = static_cast<double>(order[rank]);
+        for (indices[axis] = 0; indices[axis] < k; ++indices[axis]) {
+            const std::size_t place = order[static_cast<std::size_t>(indices[axis])];
+            const auto at = static_cast<std::size_t>(position_at(shape, indices));
+            values.values[at] = line[place];
+            places.values[at] = static_cast<double>(place);
+        }
     }
     return {values, places};
 }
