@@ -122,20 +122,33 @@ void Optimizer::step() {
             "no parameter has a gradient. Call backward() first; and make the optimizer after module.to(), "
             "which replaces the parameters.");
     }
-    for (const Batch& batch : batches()) {
-        update(batch);
-        for (const Update& one : batch.updates) {
-            Slot& slot = *one.slot;
-            ++slot.steps;
-            one.weights.storage()->bump_version();
-            if (one.rounded_or_none.defined())
-                one.rounded_or_none.storage()->bump_version();
-            else if (slot.master.defined())
-                slot.parameter.copy_(slot.master);
-            slot.version = slot.parameter.storage()->version();
+    try {
+        for (const Batch& batch : batches()) apply(batch);
+    } catch (...) {
+        // Moments and masters of a first update that did not happen: a device that records work instead of doing it has
+        // not written them.
+        for (Slot& slot : slots_) {
+            if (slot.steps > 0) continue;
+            slot.moments.clear();
+            slot.master = {};
         }
+        throw;
     }
     ++steps_;
+}
+
+void Optimizer::apply(const Batch& batch) {
+    update(batch);
+    for (const Update& one : batch.updates) {
+        Slot& slot = *one.slot;
+        ++slot.steps;
+        one.weights.storage()->bump_version();
+        if (one.rounded_or_none.defined())
+            one.rounded_or_none.storage()->bump_version();
+        else if (slot.master.defined())
+            slot.parameter.copy_(slot.master);
+        slot.version = slot.parameter.storage()->version();
+    }
 }
 
 /// What there is to update, with all memory that it takes: when there is too little, nothing has been updated.

@@ -95,6 +95,7 @@ private:
     void prepare(Slot& slot) const;
     void refresh_master(Slot& slot) const;
     std::vector<Batch> batches();
+    void apply(const Batch& batch);
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;
 
     const char* op_;

@@ -176,4 +176,24 @@ TEST_CASE("cuda: training, reading a value while work is being captured is refus
     CHECK(sum(x).item() == 3.0);
 }
 
+TEST_CASE("cuda: training, an optimizer's step is not recorded, and nothing of it happens") {
+    if (!has_cuda_device()) return;
+    Tensor p = nn::parameter(ones({3}, {DType::f32, Device::cuda()}));
+    p.set_grad(ones({3}, {DType::f32, Device::cuda()}));
+    optim::AdamW adamw(std::vector<nn::NamedTensor>{{"p", p}}, {.learning_rate = 0.5});
+    optim::SGD sgd(std::vector<nn::NamedTensor>{{"p", p}}, {.learning_rate = 0.5});
+    for (optim::Optimizer* optimizer :
+         {static_cast<optim::Optimizer*>(&adamw), static_cast<optim::Optimizer*>(&sgd)}) {
+        const std::string text = error_of([&] { (void)capture(Device::cuda(), [&] { optimizer->step(); }); });
+        CHECK(contains(text, "a step cannot be recorded"));
+        CHECK(optimizer->steps() == 0);
+        CHECK(p.to_vector() == std::vector<double>(3, 1.0));
+    }
+    sgd.step();
+    CHECK(p.to_vector() == std::vector<double>(3, 0.5));
+    adamw.step();
+    CHECK(adamw.steps() == 1);
+    CHECK(p.to_vector()[0] < 0.1);
+}
+
 }  // namespace potluck::test
