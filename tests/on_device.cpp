@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+
 #include "core/device_registry.h"
 
 namespace potluck::test {
@@ -12,6 +14,7 @@ thread_local Device under_test = Device::cpu();
 }  // namespace
 
 std::vector<Device> devices() {
+    if (const char* chosen = std::getenv("POTLUCK_TEST_DEVICE")) return {parse_device(chosen)};
     std::vector<Device> found;
     for (const Device device : registered_devices())
         if (device.index == 0) found.push_back(device);

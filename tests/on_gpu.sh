@@ -79,7 +79,7 @@ build_gpt2=yes
 step 300 build.log ninja -C "$folder" "${programs[@]}" || { tail -n 20 "$out/build.log" >&2 && exit 1; }
 
 # The figures first: the tests may fill the rest of the time.
-export OMP_WAIT_POLICY=passive POTLUCK_TEST_DEVICES=cuda:0
+export OMP_WAIT_POLICY=passive POTLUCK_TEST_DEVICE=cuda:0
 step 60 kernels.log "$folder/tests/bench/bench_hot_kernels" --device cuda
 memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1)
 batch=4

@@ -111,7 +111,7 @@ struct AdamWFactors {
     bool stochastic_rounding;
 };
 
-/// Floor, for f32 with f32 gradients: reads 16 and writes 12 bytes an element, about 15 operations (a root and a division
+/// Floor: for f32 with f32 gradients: reads 16 and writes 12 bytes an element, about 15 operations (a root and a division
 /// among them).
 template <class T>
 __global__ void __launch_bounds__(threads)
@@ -149,7 +149,7 @@ struct SgdFactors {
     bool nesterov, first, stochastic_rounding;
 };
 
-/// Floor, for f32 with f32 gradients: reads 8 and writes 4 bytes an element (with momentum 12 and 8), 4 to 9 operations.
+/// Floor: for f32 with f32 gradients: reads 8 and writes 4 bytes an element (with momentum 12 and 8), 4 to 9 operations.
 template <class T>
 __global__ void __launch_bounds__(threads)
     sgd_kernel(const __grid_constant__ Table table, const SgdFactors<T> f) {

@@ -8,6 +8,7 @@ report that cuda/compile_kernel.py keeps beside every object of a build by nvcc.
 """
 
 import collections
+import itertools
 import pathlib
 import re
 import subprocess
@@ -38,6 +39,9 @@ def kernels_of(path):
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     found = {}
+    # A file of one kernel may say it at its top.
+    head = " ".join(line.lstrip("/ ") for line in itertools.takewhile(
+        lambda line: line.startswith("//") or not line or line.startswith("#pragma"), lines))
     for match in re.finditer(r"__global__(?:\s+void|\s+__launch_bounds__\([^)]*\))+\s+(\w+)\s*\(", text):
         name, number = match.group(1), text.count("\n", 0, match.start())
         above = number - 1
@@ -48,6 +52,8 @@ def kernels_of(path):
             comment.insert(0, lines[above].lstrip().lstrip("/").strip())
             above -= 1
         _, _, floor = " ".join(comment).partition("Floor:")
+        if not floor:
+            _, _, floor = head.partition("Floor:")
         found[name] = floor.strip().rstrip(".")
     return found
 
