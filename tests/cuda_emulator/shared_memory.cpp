@@ -68,8 +68,9 @@ void for_each_word(SharedRegion& region, std::uintptr_t address, std::size_t byt
 }
 
 /// Ends the kernel for an access beyond the end, or one whose address is no multiple of its size.
-void check_place(const Worker& worker, const SharedRegion& region, std::uintptr_t address, std::size_t bytes,
-                 bool write) {
+__attribute__((always_inline)) inline void check_place(const Worker& worker, const SharedRegion& region,
+                                                       std::uintptr_t address, std::size_t bytes,
+                                                       bool write) {
     if (address - region.begin() + bytes > region.bytes())
         report_out_of_bounds(region, address, bytes, write);
     if (bytes <= 16 && std::has_single_bit(bytes) && address % bytes != 0 &&
