@@ -26,15 +26,19 @@ struct Unary {
     }
 };
 
+/// Called, not taken in: one copy of the long arithmetic for a whole pack.
+template <class T>
+[[gnu::noinline]] __device__ T sine_or_cosine(UnaryOp op, T x) {
+    return op == UnaryOp::sine ? std::sin(x) : std::cos(x);
+}
+
 /// Apart from the others: arguments far from 0 take long arithmetic on a stack, which a whole kernel then has.
 struct SineOrCosine {
     UnaryOp op;
     template <int N, class T>
     __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& x) const {
-        for (int i = 0; i < N; ++i) {
-            const compute_type<T> value = to_compute(x.values[i]);
-            y.values[i] = from_compute<T>(op == UnaryOp::sine ? std::sin(value) : std::cos(value));
-        }
+        for (int i = 0; i < N; ++i)
+            y.values[i] = from_compute<T>(sine_or_cosine(op, to_compute(x.values[i])));
     }
 };
 
