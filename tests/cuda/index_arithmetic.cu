@@ -19,12 +19,9 @@ Layout<2> layout(std::initializer_list<std::int64_t> sizes,
         made.sizes[made.axes++] = size;
         made.count *= size;
     }
-    int operand = 0;
-    for (const auto& of_operand : strides) {
-        int axis = 0;
-        for (const std::int64_t stride : of_operand) made.strides[operand][axis++] = stride;
-        ++operand;
-    }
+    for (int operand = 0; operand < 2; ++operand)
+        for (int axis = 0; axis < made.axes; ++axis)
+            made.strides[operand][axis] = strides.begin()[operand].begin()[axis];
     return made;
 }
 
