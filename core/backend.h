@@ -114,7 +114,8 @@ struct SgdStep {
 /// dtype; moments are f32 (f64 for f64).
 struct AdamWTensors {
     Tensor parameter, gradient, first_moment, second_moment;
-    Tensor rounded_or_none;    // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
+    Tensor
+        rounded_or_none;  // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
     RandomKey rounding_key{};  // of stochastic rounding: element i of the stretch decides element i
 };
 struct SgdTensors {
@@ -234,7 +235,8 @@ public:
     /// places (shape of y) i64: where in its plane (row * width + column) the largest value was; the first of equals, a
     /// NaN before any number.
     virtual void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) = 0;
-    virtual void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options, Tensor& dx) = 0;
+    virtual void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options,
+                                   Tensor& dx) = 0;
     virtual void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) = 0;
     virtual void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) = 0;
 
@@ -288,7 +290,8 @@ public:
     virtual void sgd(const SgdStep& step, std::span<SgdTensors> tensors) = 0;
     /// Of all elements of all tensors (any strides), accumulated in f64: never overflows for finite f32.
     virtual double sum_of_squares(std::span<const Tensor> tensors) = 0;
-    virtual double largest_magnitude(std::span<const Tensor> tensors) = 0;  // NaN when there is one; 0 for none
+    virtual double largest_magnitude(
+        std::span<const Tensor> tensors) = 0;  // NaN when there is one; 0 for none
 };
 
 }  // namespace potluck

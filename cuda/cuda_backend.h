@@ -61,8 +61,8 @@ public:
     void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
                              const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
                              Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
-    void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none, double epsilon,
-                  Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) override;
+    void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                  double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) override;
     void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
                            const Tensor& dy, bool accumulate, Tensor& dx_or_none,
                            Tensor& dweight_or_none) override;

@@ -147,8 +147,10 @@ void optimizer() {
         SgdTensors tensors{parameter, gradient, first, {}};
         cpu().sgd({3e-4, 0.9, 0.0, 0.1, false, false, 1.0}, std::span(&tensors, 1));
     });
-    measure("sum_of_squares of 124M f32", gradient.bytes(), 0, [&] { cpu().sum_of_squares(std::span(&gradient, 1)); });
-    measure("largest_magnitude of 124M f32", gradient.bytes(), 0, [&] { cpu().largest_magnitude(std::span(&gradient, 1)); });
+    measure("sum_of_squares of 124M f32", gradient.bytes(), 0,
+            [&] { cpu().sum_of_squares(std::span(&gradient, 1)); });
+    measure("largest_magnitude of 124M f32", gradient.bytes(), 0,
+            [&] { cpu().largest_magnitude(std::span(&gradient, 1)); });
 }
 
 // ---- embedding, index, sort: GPT-2's vocabulary ----

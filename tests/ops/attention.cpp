@@ -109,7 +109,8 @@ Case attention_case(Op op, const Sizes& s, Mask mask, Attention options) {
         Array factors;
         if (options.dropout > 0.0) {
             Generator generator(dropout_seed);
-            const Tensor kept = dropout(potluck::ones(shape, {DType::f64}), options.dropout, true, &generator);
+            const Tensor kept =
+                dropout(potluck::ones(shape, {DType::f64}), options.dropout, true, &generator);
             factors = {shape, kept.to_vector()};
         }
         return std::vector<Array>{attention_by_definition(x[0], x[1], x[2], added, factors, options)};
@@ -213,7 +214,8 @@ std::vector<Tensor> run(Op op, const std::vector<Tensor>& inputs, DType dtype, c
     for (const Tensor& input : inputs) x.push_back(to(input.detach(), dtype).clone().set_requires_grad());
     const Tensor y = op(x[0], x[1], x[2], options);
     Generator generator(9);
-    backward(y, {.gradient = to(to(randn(y.shape(), {DType::f32, test_device()}, &generator), DType::bf16), dtype)});
+    backward(y, {.gradient =
+                     to(to(randn(y.shape(), {DType::f32, test_device()}, &generator), DType::bf16), dtype)});
     return {y, x[0].grad(), x[1].grad(), x[2].grad()};
 }
 
