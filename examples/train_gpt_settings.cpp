@@ -23,7 +23,9 @@ std::string device_fault(const std::string& text) try {
     if (text != "best") describe(parse_device(text));
     return "";
 } catch (const Error& error) {
-    return error.what();
+    std::string text = error.what();
+    if (text.ends_with('.')) text.pop_back();  // the message that this becomes part of has its own
+    return text;
 }
 
 /// Takes from the folder of an earlier run what that run is made of.

@@ -13,7 +13,7 @@ import tempfile
 
 from checks import CheckFailed, add_case, root, run, shell
 
-folders = ("core", "autograd", "data", "nn", "examples")
+folders = ("core", "autograd", "cuda", "data", "nn", "examples")
 build_folder = pathlib.Path(sys.argv[1]).resolve()
 # g++'s own options end clang; they are none of its business.
 of_gcc_alone = re.compile(r" -m(move|store)-max=\d+")
