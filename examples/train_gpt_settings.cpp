@@ -23,9 +23,9 @@ std::string device_fault(const std::string& text) try {
     if (text != "best") describe(parse_device(text));
     return "";
 } catch (const Error& error) {
-    std::string text = error.what();
-    if (text.ends_with('.')) text.pop_back();  // the message that this becomes part of has its own
-    return text;
+    std::string fault = error.what();
+    if (fault.ends_with('.')) fault.pop_back();  // the message that this becomes part of has its own
+    return fault;
 }
 
 /// Takes from the folder of an earlier run what that run is made of.
