@@ -21,7 +21,7 @@ using cuda::MatmulShape;
 
 // The library takes the number of matrices in 32 bits, and some of its kernels only what a grid has in y and z, 65535
 // blocks (tensorflow pull request 44175 found the same and cuts there); this is a rounder number.
-constexpr std::int64_t most_matrices = 63 * 1024;
+constexpr std::int64_t most_matrices = std::int64_t{63} * 1024;
 
 /// The largest power of two, up to 256, that divides the address.
 std::uint32_t alignment_of(const void* pointer) {

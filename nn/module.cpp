@@ -139,8 +139,15 @@ Tensor Module::forward(const Tensor&) {
                             describe()));
 }
 
+Tensor Module::at_home(const Tensor& x) const {
+    // Looking for a parameter takes longer than a small layer, so it is done only where there is a choice.
+    if (!x.defined() || x.device() != Device::cpu() || best_device() == Device::cpu()) return x;
+    const std::vector<Tensor> own = parameters();
+    return own.empty() ? x : x.to(own.front().device());
+}
+
 Tensor Module::loss(const Tensor& inputs, const Tensor& targets) {
-    return cross_entropy(forward(inputs), targets);
+    return cross_entropy((*this)(inputs), targets);
 }
 
 std::string Module::describe() const {

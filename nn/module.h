@@ -95,7 +95,9 @@ public:
     virtual void members(Members& m);
     /// Computes. Throws Error unless overridden.
     virtual Tensor forward(const Tensor& x);
-    Tensor operator()(const Tensor& x) { return forward(x); }
+    /// forward(x); an input on the CPU is first moved to where the module's parameters are, so that batches of a loader fit
+    /// a model on a GPU.
+    Tensor operator()(const Tensor& x) { return forward(at_home(x)); }
     /// What training makes smaller: a scalar, by default the mean cross-entropy of forward(inputs) over the targets that
     /// are not -100.
     virtual Tensor loss(const Tensor& inputs, const Tensor& targets);
@@ -138,6 +140,8 @@ public:
 
 private:
     friend class EvalMode;
+
+    Tensor at_home(const Tensor& x) const;
 
     bool training_ = true;
 };

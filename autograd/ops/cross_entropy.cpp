@@ -59,8 +59,10 @@ Tensor composed_backward(const Tensor& logits, const Tensor& labels, const Tenso
 
 }  // namespace
 
-Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropy& options) {
+Tensor cross_entropy(const Tensor& logits, const Tensor& given, const CrossEntropy& options) {
     const OpScope scope("cross_entropy");
+    const bool follows = given.defined() && logits.defined() && given.device() == Device::cpu();
+    const Tensor labels = follows ? given.to(logits.device()) : given;
     check(logits, labels, options);
     const Tensor rows = detail::as_rows(logits);  // (rows, classes)
     const Tensor ids = detail::reshaped(detail::cast(labels, DType::i64), {labels.count()});  // (rows)

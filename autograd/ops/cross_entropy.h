@@ -12,7 +12,8 @@ struct CrossEntropy {
     Reduction reduction = Reduction::mean;  // mean: over the rows that count
 };
 
-/// -log softmax(logits)[label] for each row: logits (.., classes), labels (..) of i64 (i32 and u8 are converted).
+/// -log softmax(logits)[label] for each row: logits (.., classes), labels (..) of i64 (i32 and u8 are converted; labels on
+/// the CPU are moved to the device of the logits).
 /// Fused: neither forward nor backward stores probabilities. Result f32 (f64 for f64): shape (..) for none, else a
 /// scalar. When no row counts, the sum and the mean are 0 and so are all gradients. Throws Error that names position
 /// and value for a label that is no class and not ignore_index.
