@@ -26,7 +26,9 @@ public:
 ///     auto graph = capture(device, [&] { optimizer.zero_grad(); loss = ...; loss.backward(); });
 ///     for (...) { input.copy_(next batch); graph->replay(); optimizer.step(); }
 ///
-/// Shapes and addresses are recorded as they are, and so is what came from the host. What differs from replay to replay
+/// What `work` holds by value lives as long as the recording; other tensors that it reads must live as long, at the same
+/// place. Shapes and addresses are recorded as they are, and so is what came from the host, from another device or from
+/// a generator of one's own. After another manual_seed() the work must be recorded again. What differs from replay to replay
 /// is what stands in the tensors, and the random numbers: each replay takes fresh ones of default_generator(device), the
 /// same that running `work` would take. Inside `work` no value can be read on the host (item(), printing, the norm of
 /// clip_grad_norm, an optimizer's step): such a call throws Error, and nothing was recorded.

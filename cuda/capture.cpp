@@ -13,9 +13,10 @@ namespace potluck {
 using cuda::check;
 
 CudaBackend::Recording::Recording(cudaStream_t pool_stream) : pool_stream_(pool_stream) {
-    random_advance_ = static_cast<std::uint64_t*>(allocate(sizeof(std::uint64_t)));
-    if (random_advance_ == nullptr) throw Error("capture", "the device has no memory left.");
-    check(cudaMemsetAsync(random_advance_, 0, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
+    words_ = static_cast<std::uint64_t*>(allocate(2 * sizeof(std::uint64_t)));
+    if (words_ == nullptr) throw Error("capture", "the device has no memory left.");
+    check(cudaMemsetAsync(random_advance(), 0, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
+    check(cudaMemsetAsync(fault_position(), 0xff, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
 }
 
 CudaBackend::Recording::~Recording() {
@@ -49,10 +50,11 @@ void* CudaBackend::Recording::host_copy(const void* from, std::size_t bytes) {
 
 class CudaBackend::Graph final : public CapturedWork {
 public:
-    Graph(CudaBackend& backend, std::shared_ptr<Recording> recording, cudaGraph_t graph, RandomKey start,
-          RandomKey end)
+    Graph(CudaBackend& backend, std::shared_ptr<Recording> recording, std::function<void()> work,
+          cudaGraph_t graph, RandomKey start, RandomKey end)
         : backend_(backend),
           recording_(std::move(recording)),
+          work_(std::move(work)),
           start_(start),
           numbers_(end.offset - start.offset) {
         check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
@@ -79,7 +81,7 @@ public:
         check(cudaGraphLaunch(graph_, stream), "cudaGraphLaunch");
         generator.set_state({now.seed, now.offset + numbers_});
         if (!recording_->reports_faults) return;
-        if (const auto position = backend_.take_fault())
+        if (const auto position = backend_.take_fault_at(recording_->fault_position()))
             throw Error(
                 "replay",
                 fmt::format("an op of the recorded work met a bad element (an id or label out of range, a "
@@ -91,6 +93,7 @@ public:
 private:
     CudaBackend& backend_;
     std::shared_ptr<Recording> recording_;
+    std::function<void()> work_;  // keeps the tensors alive that it holds
     cudaGraphExec_t graph_ = nullptr;
     RandomKey start_;        // of the generator when recording began
     std::uint64_t numbers_;  // that the work takes, in blocks
@@ -101,20 +104,28 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     stream();
     Resources& own = resources();
     Generator& generator = default_generator(Device::cuda(index_));
+    const std::lock_guard lock(capture_mutex_);
     const RandomKey start = generator.state();
     auto recording = std::make_shared<Recording>(own.stream.get());
 
     const cudaStream_t queue = own.capture_stream.get();
     check(cudaStreamBeginCapture(queue, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
     recording_ = recording;
+    recording_thread_ = std::this_thread::get_id();
     cudaGraph_t graph = nullptr;
     const auto end = [&] {
         recording_->ended = true;
+        recording_thread_ = std::thread::id();
         recording_.reset();
         return cudaStreamEndCapture(queue, &graph);
     };
     try {
         work();
+        const RandomKey now = generator.state();
+        if (now.seed != start.seed || now.offset < start.offset)
+            throw Error(
+                "capture",
+                "the work seeds the device's random numbers, which a replay could not do. Seed them before.");
     } catch (...) {
         end();
         if (graph != nullptr) cudaGraphDestroy(graph);
@@ -125,7 +136,7 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     const RandomKey taken = generator.state();
     generator.set_state(start);  // nothing has been drawn yet
     check(end(), "cudaStreamEndCapture");
-    auto result = std::make_unique<Graph>(*this, recording, graph, start, taken);
+    auto result = std::make_unique<Graph>(*this, recording, std::move(work), graph, start, taken);
     check(cudaGraphDestroy(graph), "cudaGraphDestroy");
     return result;
 }

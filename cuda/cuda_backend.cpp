@@ -23,9 +23,10 @@ CudaBackend::Resources::Resources(int index) {
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything),
           "cudaMemPoolSetAttribute");
     void* memory = nullptr;
-    check(cudaMallocAsync(&memory, sizeof(unsigned long long), stream.get()), "cudaMallocAsync");
-    fault_position = static_cast<unsigned long long*>(memory);
-    check(cudaMemsetAsync(fault_position, 0xff, sizeof(unsigned long long), stream.get()), "cudaMemsetAsync");
+    constexpr std::size_t bytes = fault_places * sizeof(unsigned long long);
+    check(cudaMallocAsync(&memory, bytes, stream.get()), "cudaMallocAsync");
+    fault_positions = static_cast<unsigned long long*>(memory);
+    check(cudaMemsetAsync(fault_positions, 0xff, bytes, stream.get()), "cudaMemsetAsync");
 }
 
 CudaBackend::Resources& CudaBackend::resources() {
@@ -59,20 +60,29 @@ cudnnHandle_t CudaBackend::cudnn() {
     return handle;
 }
 
-unsigned long long* CudaBackend::fault_position() { return resources().fault_position; }
+unsigned long long* CudaBackend::fault_position() {
+    if (is_capturing()) return recording_->fault_position();
+    static std::atomic<unsigned> threads{0};
+    static thread_local const unsigned place = threads++ % Resources::fault_places;
+    return resources().fault_positions + place;
+}
 
 std::optional<std::int64_t> CudaBackend::take_fault() {
-    const cudaStream_t queue = stream();
     if (is_capturing()) {
         recording_->reports_faults = true;
         return std::nullopt;
     }
+    return take_fault_at(fault_position());
+}
+
+std::optional<std::int64_t> CudaBackend::take_fault_at(unsigned long long* place) {
+    const cudaStream_t queue = stream();
     unsigned long long position = 0;
-    check(cudaMemcpyAsync(&position, fault_position(), sizeof(position), cudaMemcpyDeviceToHost, queue),
+    check(cudaMemcpyAsync(&position, place, sizeof(position), cudaMemcpyDeviceToHost, queue),
           "cudaMemcpyAsync");
     check(cudaStreamSynchronize(queue), "cudaStreamSynchronize");
     if (position == ~0ULL) return std::nullopt;
-    check(cudaMemsetAsync(fault_position(), 0xff, sizeof(position), queue), "cudaMemsetAsync");
+    check(cudaMemsetAsync(place, 0xff, sizeof(position), queue), "cudaMemsetAsync");
     return static_cast<std::int64_t>(position);
 }
 

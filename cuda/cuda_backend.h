@@ -6,9 +6,11 @@
 #include <cublasLt.h>
 #include <cudnn.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 
 #include "core/backend.h"
@@ -110,8 +112,8 @@ public:
 
     /// Where work goes. Also makes the device the current one of this thread, so every method begins with it.
     cudaStream_t stream();
-    /// Whether work is being recorded for a replay instead of done: no value can be read on the host then.
-    bool is_capturing() const { return recording_ != nullptr; }
+    /// Whether this thread's work is being recorded for a replay instead of done: no value can be read on the host then.
+    bool is_capturing() const { return recording_thread_.load() == std::this_thread::get_id(); }
     /// Added to the offset of every RandomKey that a kernel is given: 0 but in a replay, which takes fresh numbers.
     /// Device memory; nullptr outside a capture.
     const std::uint64_t* random_advance();
@@ -123,7 +125,7 @@ public:
     cudnnHandle_t cudnn();
 
     /// Where kernels report a bad element (an id outside the vocabulary, a divisor of 0): they put the smallest position
-    /// there by atomicMin, and touch nothing else. Device memory; all bits are set when there is none.
+    /// there by atomicMin, and touch nothing else. Device memory, this thread's own; all bits are set when there is none.
     unsigned long long* fault_position();
     /// Waits for the stream; the smallest position reported since the last call. While work is being captured nothing can
     /// be waited for: then the replay asks.
@@ -136,6 +138,7 @@ private:
     class Graph;
 
     Resources& resources();
+    std::optional<std::int64_t> take_fault_at(unsigned long long* place);
     /// Memory of the work that is being recorded.
     void* allocate_recorded(std::int64_t bytes);
     /// Takes the block when it belongs to recorded work, or when what is being recorded may use it.
@@ -145,7 +148,9 @@ private:
     int multiprocessors_ = 0;
     std::once_flag opened_;
     std::unique_ptr<Resources> resources_;
-    std::shared_ptr<Recording> recording_;  // while work is being captured
+    std::mutex capture_mutex_;              // one thread captures at a time
+    std::shared_ptr<Recording> recording_;  // while work is being captured, by this thread:
+    std::atomic<std::thread::id> recording_thread_;
     std::mutex recorded_mutex_;
     // Blocks that tensors hold and that recorded work owns: it lives as long as one of them.
     std::unordered_map<void*, std::shared_ptr<Recording>> recorded_blocks_;

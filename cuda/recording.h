@@ -29,14 +29,16 @@ public:
     /// Page-locked memory for what the recorded work copies from the host.
     void* host_copy(const void* from, std::size_t bytes);
 
-    std::uint64_t* random_advance() const { return random_advance_; }
+    std::uint64_t* random_advance() const { return words_; }
+    unsigned long long* fault_position() const { return reinterpret_cast<unsigned long long*>(words_ + 1); }
 
     bool reports_faults = false;  // a recorded kernel may report a bad element
     bool ended = false;
 
 private:
     cudaStream_t pool_stream_;
-    std::uint64_t* random_advance_ = nullptr;
+    std::uint64_t* words_ =
+        nullptr;  // how far random numbers advance, and where kernels report a bad element
     std::unordered_map<void*, std::int64_t> blocks_;                 // all, with their sizes
     std::unordered_map<std::int64_t, std::vector<void*>> reusable_;  // by size
     std::vector<cuda::PinnedMemory> host_copies_;

@@ -37,7 +37,9 @@ struct CudaBackend::Resources {
     cuda::MatmulPlans matmul_plans{1024};
     cuda::ConvolutionPlans convolution_plans{512};
     cuda::FusedAttentionPlans attention_plans{256};
-    unsigned long long* fault_position = nullptr;
+    // Threads that use the device at once find their bad elements in different places.
+    static constexpr unsigned fault_places = 64;
+    unsigned long long* fault_positions = nullptr;
 };
 
 }  // namespace potluck

@@ -225,7 +225,8 @@ struct SquaredDeviations {
         const double count = static_cast<double>(n);
         if (count <= correction) return std::numeric_limits<double>::quiet_NaN();
         const double rest = deviations.value();
-        return std::fmax(0.0, squares.value() - rest * rest / count) / (count - correction);
+        const double sum = squares.value() - rest * rest / count;
+        return (sum < 0.0 ? 0.0 : sum) / (count - correction);  // NaN stays NaN
     }
 };
 

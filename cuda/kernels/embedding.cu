@@ -125,6 +125,9 @@ void CudaBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) 
         cuda::embedding<uint4>(*this, weight, places, y);
     } else {
         switch (size_of(weight.dtype())) {
+            case 1:
+                cuda::embedding<std::uint8_t>(*this, weight, places, y);
+                break;
             case 2:
                 cuda::embedding<std::uint16_t>(*this, weight, places, y);
                 break;

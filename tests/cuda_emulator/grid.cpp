@@ -20,7 +20,7 @@ namespace {
 int host_threads() {
     static const int count = [] {
         if (const char* text = std::getenv("POTLUCK_EMULATOR_THREADS"); text != nullptr)
-            return std::max(1, std::atoi(text));
+            return std::clamp(std::atoi(text), 1, 256);
         return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     }();
     return count;

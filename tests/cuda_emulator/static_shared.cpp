@@ -3,8 +3,6 @@
 #include <elf.h>
 #include <link.h>
 
-#include <unordered_map>
-
 namespace potluck::emulator {
 namespace {
 
@@ -55,13 +53,19 @@ bool is_in_a_program(std::uintptr_t address) {
 }
 
 StaticShared static_shared_of(const void* kernel) {
-    static thread_local std::unordered_map<const void*, StaticShared> known;
-    const auto found = known.find(kernel);
-    if (found != known.end()) return found->second;
+    // Nothing to destroy: a tensor in a static variable may start a kernel after this thread's other variables are gone.
+    struct Known {
+        const void* kernel;
+        StaticShared shared;
+    };
+    constexpr std::size_t places = 256;
+    static thread_local Known known[places];
+    Known& place = known[reinterpret_cast<std::uintptr_t>(kernel) / 16 % places];
+    if (place.kernel == kernel) return place.shared;
     Search search{reinterpret_cast<std::uintptr_t>(kernel), {}};
     dl_iterate_phdr(look_into, &search);
     // A thread that has not touched the library's variables yet has none; it may have them later.
-    if (search.found.bytes != 0) known.emplace(kernel, search.found);
+    if (search.found.bytes != 0) place = {kernel, search.found};
     return search.found;
 }
 

@@ -122,4 +122,17 @@ TEST_CASE("embedding: the gradient has the same bits on every device, and every 
     }
 }
 
+TEST_CASE("embedding: rows of every dtype and width are copied whole") {
+    on_each_device([] {
+        for (const DType dtype : all_dtypes()) {
+            for (const std::int64_t width : {1, 6, 16, 20}) {
+                const Tensor weight = arange(0, 4 * width).to(dtype).reshape({4, width});
+                const Tensor rows = embedding(weight, tensor(std::vector<std::int64_t>{3, 1}, {2}));
+                CHECK(rows.select(0, 0).to_vector() == weight.select(0, 3).to_vector());
+                CHECK(rows.select(0, 1).to_vector() == weight.select(0, 1).to_vector());
+            }
+        }
+    });
+}
+
 }  // namespace potluck::test

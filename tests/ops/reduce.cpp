@@ -320,4 +320,16 @@ TEST_CASE("reduce: the variance of large shifted numbers does not cancel") {
     });
 }
 
+TEST_CASE("reduce: the variance of data with a NaN or an infinity is NaN") {
+    on_each_device([] {
+        for (const double bad : {std::nan(""), double{INFINITY}}) {
+            const std::vector<double> values =
+                var(tensor({{1.0, 1.0}, {2.0, bad}, {4.0, 5.0}}), {0}).to_vector();
+            CHECK(values[0] == doctest::Approx(7.0 / 3.0));
+            CHECK(std::isnan(values[1]));
+            CHECK(std::isnan(stddev(tensor({1.0, bad})).item()));
+        }
+    });
+}
+
 }  // namespace potluck::test

@@ -1,0 +1,77 @@
+#include "core/capture.h"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <thread>
+
+#include "autograd/ops.h"
+#include "core/factories.h"
+#include "core/random.h"
+#include "tests/cuda/device.h"
+#include "tests/expect_error.h"
+
+namespace potluck::test {
+
+TEST_CASE("cuda: capture, what the work holds by value lives as long as the recording") {
+    if (!has_cuda_device()) return;
+    Tensor y;
+    const auto recorded = [&y](Tensor weight) {
+        return capture(Device::cuda(), [&y, weight] { y = weight * 3.0; });
+    };
+    const auto graph = recorded(ones({3}, {DType::f32, Device::cuda()}));
+    graph->replay();
+    CHECK(y.to_vector() == std::vector<double>{3.0, 3.0, 3.0});
+}
+
+TEST_CASE("cuda: capture, work that seeds the random numbers is refused") {
+    if (!has_cuda_device()) return;
+    const std::string text = error_of([] {
+        (void)capture(Device::cuda(), [] {
+            manual_seed(5);
+            (void)rand({3}, {DType::f32, Device::cuda()});
+        });
+    });
+    CHECK(contains(text, "seeds the device's random numbers"));
+}
+
+TEST_CASE("cuda: capture, a bad id in a replay is told, and the device goes on") {
+    if (!has_cuda_device()) return;
+    const Tensor weight = ones({5, 4}, {DType::f32, Device::cuda()});
+    const Tensor ids = zeros({2}, {DType::i64, Device::cuda()});
+    Tensor y = embedding(weight, ids);
+    const auto graph = capture(Device::cuda(), [&] { y = embedding(weight, ids); });
+    graph->replay();
+    CHECK(sum(y).item() == 8.0);
+    ids.fill_(9);
+    CHECK(contains(error_of([&] { graph->replay(); }), "position 0"));
+    ids.fill_(1);
+    graph->replay();
+    CHECK(sum(y).item() == 8.0);
+}
+
+TEST_CASE("cuda: a thread's bad element is told to that thread") {
+    if (!has_cuda_device()) return;
+    const Tensor weight = ones({5, 4}, {DType::f32, Device::cuda()});
+    constexpr int calls = 50;
+    const auto refused = [&](std::int64_t id) {
+        int count = 0;
+        const Tensor ids = full({2}, id, {DType::i64, Device::cuda()});
+        for (int i = 0; i < calls; ++i) {
+            try {
+                (void)embedding(weight, ids);
+            } catch (const Error&) {
+                ++count;
+            }
+        }
+        return count;
+    };
+    int of_good = 0;
+    std::thread other([&] { of_good = refused(2); });
+    const int of_bad = refused(9);
+    other.join();
+    CHECK(of_good == 0);
+    CHECK(of_bad == calls);
+}
+
+}  // namespace potluck::test
