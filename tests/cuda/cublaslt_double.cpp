@@ -10,6 +10,7 @@
 #include "autograd/ops/matmul.h"
 #include "core/factories.h"
 #include "tests/cuda/library_calls.h"
+#include "tests/cuda_emulator/arena.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/cuda_emulator/library_refusal.h"
 
@@ -229,8 +230,10 @@ TEST_CASE("cuBLASLt double: sees freed memory, memory that was never written, an
     DeviceMemory freed(8 * 16), unwritten(8 * 16, false), small(8 * 15), a(8 * 16);
     freed.free();
     CHECK(kind_of(freed.get(), d.get(), 0) == emulator::FaultKind::use_after_free);
-    CHECK(kind_of(unwritten.get(), d.get(), 0) == emulator::FaultKind::never_written);
     CHECK(kind_of(small.get(), d.get(), 0) == emulator::FaultKind::out_of_bounds);
+    // Not once kernels have run whose stores nobody announced, as in a build with the address sanitizer.
+    if (!emulator::arena.tracks_writes) return;
+    CHECK(kind_of(unwritten.get(), d.get(), 0) == emulator::FaultKind::never_written);
     CHECK(kind_of(a.get(), unwritten.get(), 1) == emulator::FaultKind::never_written);  // C is read
 }
 
