@@ -92,7 +92,7 @@ std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f
     for (std::size_t i = 0; i < wanted.size(); ++i) {
         const Tensor& x = wanted[i];
         const std::vector<double> values = x.to_vector<double>();
-        const std::vector<double> slopes =
+        const std::vector<double> derivatives =
             found[i].defined() ? found[i].to_vector<double>() : std::vector<double>(values.size());
         for (std::size_t j = 0; j < values.size(); ++j) {
             const Tensor place = element(x, static_cast<std::int64_t>(j));
@@ -103,10 +103,10 @@ std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f
             place.fill_(values[j]);
             const double difference = (above - below) / (2.0 * options.step);
             const double tolerance = options.absolute + options.relative * std::abs(difference);
-            if (!(std::abs(slopes[j] - difference) <= tolerance))
+            if (!(std::abs(derivatives[j] - difference) <= tolerance))
                 return fmt::format(
                     "input {}, element {}: the gradient is {:.9g}, the central difference {:.9g}", numbers[i],
-                    pretty(position_of(x, static_cast<std::int64_t>(j))), slopes[j], difference);
+                    pretty(position_of(x, static_cast<std::int64_t>(j))), derivatives[j], difference);
         }
     }
     return {};

@@ -56,7 +56,7 @@ struct ChainStep {
         apply,         // function(value)
         combine,       // value op inputs[input]
         combine_into,  // inputs[input] op value
-        slope          // value * function'(inputs[input]), of the functions of unary_backward
+        derivative     // value * function'(inputs[input]), of the functions of unary_backward
     };
     Kind kind;
     UnaryOp function = UnaryOp::negate;  // any but sine, cosine and those that write bool
@@ -68,12 +68,12 @@ inline constexpr std::size_t most_chain_steps = 8;
 
 enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, logsumexp, any, all };
 
-struct CrossEntropyOptions {
+struct CrossEntropySpec {
     std::int64_t ignore_index = -100;
     double label_smoothing = 0.0;
 };
 
-struct AttentionOptions {
+struct AttentionSpec {
     bool causal = false;      // aligned bottom-right: the last query sees every key
     double scale = 1.0;       // multiplies q k^T
     double dropout = 0.0;     // probability of dropping a weight
@@ -81,28 +81,28 @@ struct AttentionOptions {
 };
 
 /// Of convolutions and pooling, for height and width.
-struct WindowOptions {
+struct WindowSpec {
     std::array<std::int64_t, 2> stride{1, 1};
     std::array<std::int64_t, 2> padding{0, 0};  // on both sides
     std::array<std::int64_t, 2> dilation{1, 1};
 };
-struct ConvolutionOptions : WindowOptions {
+struct ConvolutionSpec : WindowSpec {
     std::int64_t groups = 1;
 };
-struct PoolOptions : WindowOptions {
+struct PoolSpec : WindowSpec {
     std::array<std::int64_t, 2> kernel{1, 1};
     bool count_padding =
         true;  // average: divide by the size of the window with its padding (never by what lies beyond)
 };
 
-struct AdamWStep {
+struct AdamWSpec {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     std::int64_t step;      // 1 for the first update
     bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
     double gradient_scale = 1.0;
     bool stochastic_rounding = false;  // of bf16 parameters, see core/stochastic_rounding.h
 };
-struct SgdStep {
+struct SgdSpec {
     double learning_rate, momentum, dampening, weight_decay;
     bool nesterov;
     bool first;  // the momentum buffer has no content yet
@@ -184,61 +184,61 @@ public:
 
     // ---- cross_entropy: logits (rows, classes), labels (rows) i64; losses, logsumexp (rows) f32 (f64 for f64) ----
     /// Throws Error that names row and value for a label that is neither a class nor ignore_index.
-    virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+    virtual void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
                                Tensor& losses, Tensor& logsumexp) = 0;
     /// dlosses (rows) like losses, any strides; dlogits (rows, classes) may be the memory of logits.
     virtual void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
-                                        const Tensor& dlosses, const CrossEntropyOptions& options,
+                                        const Tensor& dlosses, const CrossEntropySpec& options,
                                         Tensor& dlogits) = 0;
 
-    // ---- norm: x (rows, width); weight, bias (width); mean, reciprocal deviation (rows) f32 (f64 for f64) ----
+    // ---- norm: x (rows, width); weight, bias (width); mean, rstd (1 / standard deviation), rrms (1 / root mean square)
+    //      (rows) f32 (f64 for f64) ----
     /// With a residual (like x), sum = x + residual is written, rounded, and then normalised in the place of x.
     virtual void layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                             const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
-                            Tensor& mean, Tensor& reciprocal_deviation) = 0;
+                            Tensor& mean, Tensor& rstd) = 0;
     /// Any of dx, dweight, dbias may be undefined: it is not computed. dx += when accumulate.
     virtual void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
+                                     const Tensor& rstd, const Tensor& dy, bool accumulate,
                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
     virtual void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) = 0;
-    virtual void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
-                                   const Tensor& reciprocal_rms, const Tensor& dy, bool accumulate,
-                                   Tensor& dx_or_none, Tensor& dweight_or_none) = 0;
+                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) = 0;
+    virtual void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
+                                   const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                                   Tensor& dweight_or_none) = 0;
 
-    // ---- batch_norm: x (batch, channels, positions); weight, bias, mean, reciprocal deviation (channels), the last two
-    //      f32 (f64 for f64) ----
+    // ---- batch_norm: x (batch, channels, positions); weight, bias, mean, rstd (channels), the last two f32 (f64
+    //      for f64) ----
     /// Statistics of each channel over batch and positions, two-pass or Welford; variance is the biased one.
     virtual void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
-                                       Tensor& reciprocal_deviation) = 0;
-    /// y = (x - mean) * reciprocal_deviation * weight + bias, with statistics of this batch or running ones.
+                                       Tensor& rstd) = 0;
+    /// y = (x - mean) * rstd * weight + bias, with statistics of this batch or running ones.
     virtual void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                            const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) = 0;
+                            const Tensor& mean, const Tensor& rstd, Tensor& y) = 0;
     /// With `batch_statistics` the gradient also flows through mean and deviation.
     virtual void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& reciprocal_deviation, const Tensor& dy,
-                                     bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
-                                     Tensor& dbias_or_none) = 0;
+                                     const Tensor& rstd, const Tensor& dy, bool batch_statistics,
+                                     Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
 
     // ---- convolution: x (batch, channels, height, width), y (batch, filters, height', width'),
     //      weight (filters, channels / groups, kernel height, kernel width), bias (filters) ----
     virtual void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
-                             const ConvolutionOptions& options, Tensor& y) = 0;
+                             const ConvolutionSpec& options, Tensor& y) = 0;
     /// x is read for dweight alone, weight for dx alone: what is not wanted may be given as a tensor that has its shape
     /// but no values.
     virtual void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                                      const ConvolutionOptions& options, Tensor& dx_or_none,
+                                      const ConvolutionSpec& options, Tensor& dx_or_none,
                                       Tensor& dweight_or_none, Tensor& dbias_or_none) = 0;
 
     // ---- pooling: x (batch, channels, height, width); the size of y says how many windows there are; each of them holds
     //      at least one element of x ----
-    /// places (shape of y) i64: where in its plane (row * width + column) the largest value was; the first of equals, a
+    /// indices (shape of y) i64: where in its plane (row * width + column) the largest value was; the first of equals, a
     /// NaN before any number.
-    virtual void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) = 0;
-    virtual void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options,
+    virtual void max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) = 0;
+    virtual void max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec& options,
                                    Tensor& dx) = 0;
-    virtual void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) = 0;
-    virtual void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) = 0;
+    virtual void average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) = 0;
+    virtual void average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) = 0;
 
     // ---- embedding: weight (rows, width), ids (count) i64; y (count, width) ----
     /// Throws Error that names position and value for an id outside 0..rows-1.
@@ -264,16 +264,16 @@ public:
     //      mask broadcast to (batch, heads, queries, keys): bool (true: may be seen) or floating (added to the scores);
     //      logsumexp (batch, heads, queries) f32 (f64 for f64), -inf for a row that sees no key (its y is 0) ----
     virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
-                           const AttentionOptions& options, Tensor& y, Tensor& logsumexp) = 0;
+                           const AttentionSpec& options, Tensor& y, Tensor& logsumexp) = 0;
     /// dq, dk, dv have any strides and are overwritten. dmask (when defined) has the full shape.
     virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
-                                    const Tensor& dy, const AttentionOptions& options, Tensor& dq, Tensor& dk,
+                                    const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,
                                     Tensor& dv, Tensor& dmask_or_none) = 0;
 
     // ---- random: element i of the stretch `key` decides element i of y in row-major order ----
-    virtual void uniform(RandomKey key, double low, double high, Tensor& y) = 0;       // [low, high)
-    virtual void normal(RandomKey key, double mean, double deviation, Tensor& y) = 0;  // Box-Muller
+    virtual void uniform(RandomKey key, double low, double high, Tensor& y) = 0;  // [low, high)
+    virtual void normal(RandomKey key, double mean, double std, Tensor& y) = 0;   // Box-Muller
     virtual void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) = 0;
     /// Keeps an element with probability 1 - p and scales it by 1 / (1 - p); p = 1 gives zeros.
     virtual void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) = 0;
@@ -286,8 +286,8 @@ public:
     virtual void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) = 0;
 
     // ---- optimizer: many tensors in one call (on a GPU: in few launches), in place ----
-    virtual void adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) = 0;
-    virtual void sgd(const SgdStep& step, std::span<SgdTensors> tensors) = 0;
+    virtual void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) = 0;
+    virtual void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) = 0;
     /// Of all elements of all tensors (any strides), accumulated in f64: never overflows for finite f32.
     virtual double sum_of_squares(std::span<const Tensor> tensors) = 0;
     virtual double largest_magnitude(

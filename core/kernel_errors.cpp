@@ -30,8 +30,8 @@ std::string entries_along(const Tensor& x, std::int64_t axis) {
 }
 
 void check_index_shape(std::string_view op, const Tensor& x, std::int64_t axis, const Tensor& index) {
-    bool fits = index.rank() == x.rank() && axis >= 0 && axis < x.rank();
-    for (std::int64_t i = 0; fits && i < x.rank(); ++i) fits = i == axis || index.size(i) <= x.size(i);
+    bool fits = index.ndim() == x.ndim() && axis >= 0 && axis < x.ndim();
+    for (std::int64_t i = 0; fits && i < x.ndim(); ++i) fits = i == axis || index.size(i) <= x.size(i);
     if (!fits)
         throw Error(
             op,

@@ -36,13 +36,13 @@ void collect(const Tensor& x, bool summarise, std::vector<T>& values) {
         values = x.to_vector<T>();
         return;
     }
-    if (x.rank() == 0) {
+    if (x.ndim() == 0) {
         values.push_back(x.item<T>());
         return;
     }
     const Shown shown = shown_of(x.shape()[0], true);
     const auto part = [&](std::int64_t first, std::int64_t count) {
-        if (x.rank() == 1) {
+        if (x.ndim() == 1) {
             const auto some =
                 x.alias({count}, x.strides(), x.offset() + first * x.strides()[0]).template to_vector<T>();
             values.insert(values.end(), some.begin(), some.end());
@@ -309,7 +309,7 @@ std::string suffix(const Tensor& x) {
 
 std::string elements(const Tensor& x) {
     if (x.count() == 0) return "[]";
-    if (x.rank() == 0) {
+    if (x.ndim() == 0) {
         if (is_floating(x.dtype())) return scalar_text(x.item<double>(), x.dtype());
         if (x.dtype() == DType::boolean) return x.item<bool>() ? "True" : "False";
         return std::to_string(x.item<std::int64_t>());

@@ -96,11 +96,11 @@ Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b) {
     return result;
 }
 
-std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t rank) {
-    if (axis >= -rank && axis < rank) return axis < 0 ? axis + rank : axis;
-    if (rank == 0) throw Error(op, fmt::format("axis {} of a scalar: a scalar has no axes.", axis));
+std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t ndim) {
+    if (axis >= -ndim && axis < ndim) return axis < 0 ? axis + ndim : axis;
+    if (ndim == 0) throw Error(op, fmt::format("axis {} of a scalar: a scalar has no axes.", axis));
     throw Error(
-        op, fmt::format("axis {} is out of range for {} axes. Give {} to {}.", axis, rank, -rank, rank - 1));
+        op, fmt::format("axis {} is out of range for {} axes. Give {} to {}.", axis, ndim, -ndim, ndim - 1));
 }
 
 std::string to_string(const Shape& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
@@ -160,7 +160,7 @@ Tensor Tensor::broadcast_alias(std::string_view op, const Shape& shape) const {
 }
 
 std::int64_t Tensor::size(std::int64_t axis) const {
-    return shape()[static_cast<std::size_t>(normalize_axis("size", axis, rank()))];
+    return shape()[static_cast<std::size_t>(normalize_axis("size", axis, ndim()))];
 }
 
 void* Tensor::raw_data() const {

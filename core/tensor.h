@@ -30,7 +30,7 @@ Strides contiguous_strides(const Shape& shape);
 Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
 /// An axis counted from the front, from one that may count from the back (-1 is the last).
 /// Throws Error(op, ...) when it is out of range.
-std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t rank);
+std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t ndim);
 /// "(2, 3)".
 std::string to_string(const Shape& shape);
 
@@ -65,7 +65,7 @@ public:
     const Strides& strides() const { return impl().strides; }
     /// Position of the first element in the storage, in elements.
     std::int64_t offset() const { return impl().offset; }
-    std::int64_t rank() const { return static_cast<std::int64_t>(impl().shape.size()); }
+    std::int64_t ndim() const { return static_cast<std::int64_t>(impl().shape.size()); }
     /// Size along an axis; negative axes count from the back.
     std::int64_t size(std::int64_t axis) const;
     /// Number of elements.

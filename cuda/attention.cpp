@@ -28,7 +28,7 @@ bool run_fused(CudaBackend& device, cuda::FusedAttentionPlans& plans, const Fuse
 }  // namespace
 
 void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
-                            const AttentionOptions& options, Tensor& y, Tensor& logsumexp) {
+                            const AttentionSpec& options, Tensor& y, Tensor& logsumexp) {
     const cudaStream_t to_stream = stream();
     if (cuda::fused_attention())
         if (const auto shape = cuda::fused_attention_shape(q, k, v, mask_or_none, options, y))
@@ -41,8 +41,8 @@ void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, c
 
 void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
-                                     const Tensor& dy, const AttentionOptions& options, Tensor& dq,
-                                     Tensor& dk, Tensor& dv, Tensor& dmask_or_none) {
+                                     const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,
+                                     Tensor& dv, Tensor& dmask_or_none) {
     const cudaStream_t to_stream = stream();
     if (cuda::fused_attention())
         if (const auto shape = cuda::fused_attention_shape(q, k, v, mask_or_none, options, y, dy, dq, dk, dv))

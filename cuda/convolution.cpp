@@ -34,7 +34,7 @@ Tensor transposed(const Tensor& x) {
 
 /// The same by matrix products, image by image: all contiguous, f32 or f64.
 void convolve_unfolded(CudaBackend& device, ConvolutionPass pass, const Tensor& x, const Tensor& weight,
-                       const Tensor& y, const ConvolutionOptions& options, bool accumulate) {
+                       const Tensor& y, const ConvolutionSpec& options, bool accumulate) {
     const cudaStream_t stream = device.stream();
     const std::int64_t groups = options.groups;
     const std::array<std::int64_t, 2> kernel{weight.size(2), weight.size(3)}, windows{y.size(2), y.size(3)};
@@ -64,7 +64,7 @@ void convolve_unfolded(CudaBackend& device, ConvolutionPass pass, const Tensor& 
 
 /// One pass over contiguous tensors, none of them empty: `x`, `weight` or `y` is its result (added to when `accumulate`).
 void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPass pass, const Tensor& x,
-              const Tensor& weight, const Tensor& y, const ConvolutionOptions& options, bool accumulate) {
+              const Tensor& weight, const Tensor& y, const ConvolutionSpec& options, bool accumulate) {
     const ConvolutionShape shape{
         pass,        x.dtype(),      cuda::tf32(),    sizes_of(x),      sizes_of(weight),
         sizes_of(y), options.stride, options.padding, options.dilation, options.groups};
@@ -96,7 +96,7 @@ void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPas
 }  // namespace
 
 void CudaBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
-                              const ConvolutionOptions& options, Tensor& y) {
+                              const ConvolutionSpec& options, Tensor& y) {
     if (y.count() == 0) return;
     // The bias is laid down first and the products are added to it: one rounding, also in half types.
     const bool has_bias = bias_or_none.defined();
@@ -115,7 +115,7 @@ void CudaBackend::convolution(const Tensor& x, const Tensor& weight, const Tenso
 }
 
 void CudaBackend::convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                                       const ConvolutionOptions& options, Tensor& dx_or_none,
+                                       const ConvolutionSpec& options, Tensor& dx_or_none,
                                        Tensor& dweight_or_none, Tensor& dbias_or_none) {
     const bool empty = x.count() == 0 || weight.count() == 0 || dy.count() == 0;
     const Tensor packed_dy = contiguous(*this, dy);

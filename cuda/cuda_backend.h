@@ -52,39 +52,39 @@ public:
                      Tensor& y) override;
     void softmax(const Tensor& x, bool logarithm, Tensor& y) override;
     void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) override;
-    void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+    void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
                        Tensor& losses, Tensor& logsumexp) override;
     void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
-                                const Tensor& dlosses, const CrossEntropyOptions& options,
+                                const Tensor& dlosses, const CrossEntropySpec& options,
                                 Tensor& dlogits) override;
     void layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                     const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& mean,
-                    Tensor& reciprocal_deviation) override;
+                    Tensor& rstd) override;
     void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                             const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
-                             Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+                             const Tensor& rstd, const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
     void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                  double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) override;
-    void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& reciprocal_rms,
+                  double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) override;
+    void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
                            const Tensor& dy, bool accumulate, Tensor& dx_or_none,
                            Tensor& dweight_or_none) override;
     void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
-                               Tensor& reciprocal_deviation) override;
+                               Tensor& rstd) override;
     void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                    const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) override;
+                    const Tensor& mean, const Tensor& rstd, Tensor& y) override;
     void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                             const Tensor& reciprocal_deviation, const Tensor& dy, bool batch_statistics,
-                             Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+                             const Tensor& rstd, const Tensor& dy, bool batch_statistics, Tensor& dx_or_none,
+                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
     void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
-                     const ConvolutionOptions& options, Tensor& y) override;
+                     const ConvolutionSpec& options, Tensor& y) override;
     void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                              const ConvolutionOptions& options, Tensor& dx_or_none, Tensor& dweight_or_none,
+                              const ConvolutionSpec& options, Tensor& dx_or_none, Tensor& dweight_or_none,
                               Tensor& dbias_or_none) override;
-    void max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) override;
-    void max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options,
+    void max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) override;
+    void max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec& options,
                            Tensor& dx) override;
-    void average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) override;
-    void average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) override;
+    void average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) override;
+    void average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) override;
     void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override;
     void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) override;
     void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) override;
@@ -92,19 +92,19 @@ public:
     void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) override;
     void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) override;
     void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
-                   const AttentionOptions& options, Tensor& y, Tensor& logsumexp) override;
+                   const AttentionSpec& options, Tensor& y, Tensor& logsumexp) override;
     void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                             const Tensor& y, const Tensor& logsumexp, const Tensor& dy,
-                            const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv,
+                            const AttentionSpec& options, Tensor& dq, Tensor& dk, Tensor& dv,
                             Tensor& dmask_or_none) override;
     void uniform(RandomKey key, double low, double high, Tensor& y) override;
-    void normal(RandomKey key, double mean, double deviation, Tensor& y) override;
+    void normal(RandomKey key, double mean, double std, Tensor& y) override;
     void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override;
     void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) override;
     void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
-    void adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) override;
-    void sgd(const SgdStep& step, std::span<SgdTensors> tensors) override;
+    void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;
+    void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override;
     double sum_of_squares(std::span<const Tensor> tensors) override;
     double largest_magnitude(std::span<const Tensor> tensors) override;
 

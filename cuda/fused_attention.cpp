@@ -47,7 +47,7 @@ bool takes_strides(FusedAttentionShape& shape, const std::vector<const Tensor*>&
 
 std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                          const Tensor& mask_or_none,
-                                                         const AttentionOptions& options, const Tensor& y) {
+                                                         const AttentionSpec& options, const Tensor& y) {
     const bool is_half = q.dtype() == DType::f16 || q.dtype() == DType::bf16;
     if (!is_half || mask_or_none.defined() || options.dropout > 0.0) return std::nullopt;
     FusedAttentionShape shape;
@@ -70,7 +70,7 @@ std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const 
 
 std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                          const Tensor& mask_or_none,
-                                                         const AttentionOptions& options, const Tensor& y,
+                                                         const AttentionSpec& options, const Tensor& y,
                                                          const Tensor& dy, const Tensor& dq, const Tensor& dk,
                                                          const Tensor& dv) {
     auto shape = fused_attention_shape(q, k, v, mask_or_none, options, y);

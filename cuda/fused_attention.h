@@ -67,11 +67,11 @@ using FusedAttentionPlans = PlanCache<FusedAttentionShape, FusedAttentionPlan>;
 /// mask, no dropout, causal only with as many keys as queries. nullopt for all others.
 std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                          const Tensor& mask_or_none,
-                                                         const AttentionOptions& options, const Tensor& y);
+                                                         const AttentionSpec& options, const Tensor& y);
 /// The same for backward.
 std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                          const Tensor& mask_or_none,
-                                                         const AttentionOptions& options, const Tensor& y,
+                                                         const AttentionSpec& options, const Tensor& y,
                                                          const Tensor& dy, const Tensor& dq, const Tensor& dk,
                                                          const Tensor& dv);
 

@@ -38,9 +38,9 @@ RandomKey item_key(std::uint64_t seed, std::int64_t epoch, std::int64_t index) {
 TensorDataset::TensorDataset(Tensor inputs, Tensor targets)
     : inputs_(std::move(inputs)), targets_(std::move(targets)) {
     if (!inputs_.defined()) throw Error("TensorDataset", "inputs is undefined. Give a tensor (items, ...).");
-    if (inputs_.rank() == 0)
+    if (inputs_.ndim() == 0)
         throw Error("TensorDataset", "inputs is a scalar. Give a tensor whose first axis numbers the items.");
-    if (targets_.defined() && (targets_.rank() == 0 || targets_.size(0) != inputs_.size(0)))
+    if (targets_.defined() && (targets_.ndim() == 0 || targets_.size(0) != inputs_.size(0)))
         throw Error("TensorDataset",
                     fmt::format("inputs {} and targets {} do not have the same number of items: "
                                 "their first axes must be equal.",

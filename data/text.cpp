@@ -157,7 +157,7 @@ TextSplit split_text(const std::vector<TextFile>& files, double validation_fract
 
 TokenWindows::TokenWindows(Tensor tokens, std::int64_t window, std::int64_t stride)
     : tokens_(std::move(tokens)), window_(window), stride_(stride) {
-    if (!tokens_.defined() || tokens_.rank() != 1 || !is_integer(tokens_.dtype()))
+    if (!tokens_.defined() || tokens_.ndim() != 1 || !is_integer(tokens_.dtype()))
         throw Error("TokenWindows",
                     tokens_.defined()
                         ? fmt::format("tokens are {} of {}. They must have one axis and an integer dtype.",

@@ -29,7 +29,7 @@ struct Fans {
 };
 
 Fans fans_of(const char* op, const Tensor& weight) {
-    if (weight.rank() < 2) {
+    if (weight.ndim() < 2) {
         throw Error(op,
                     fmt::format("a weight of shape {} has no fan-in. It must have the axes (out, in, ..).",
                                 pretty(weight.shape())));
@@ -43,13 +43,14 @@ Fans fans_of(const char* op, const Tensor& weight) {
 
 }  // namespace
 
-void normal(const Tensor& tensor, double mean, double deviation, Generator* generator) {
-    if (!(deviation >= 0.0) || !std::isfinite(deviation) || !std::isfinite(mean))
-        throw Error("init.normal", fmt::format("the mean {} and the deviation {} must be finite, and the "
-                                               "deviation must not be negative.",
-                                               mean, deviation));
+void normal(const Tensor& tensor, double mean, double std, Generator* generator) {
+    if (!(std >= 0.0) || !std::isfinite(std) || !std::isfinite(mean))
+        throw Error("init.normal",
+                    fmt::format("the mean {} and the standard deviation {} must be finite, and the "
+                                "standard deviation must not be negative.",
+                                mean, std));
     fill_randomly("init.normal", tensor, generator,
-                  [&](Backend& device, RandomKey key, Tensor& y) { device.normal(key, mean, deviation, y); });
+                  [&](Backend& device, RandomKey key, Tensor& y) { device.normal(key, mean, std, y); });
 }
 
 void uniform(const Tensor& tensor, double low, double high, Generator* generator) {

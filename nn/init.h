@@ -9,19 +9,19 @@
 /// with numbers of `generator`, or of the device's default generator.
 namespace potluck::nn::init {
 
-void normal(const Tensor& tensor, double mean = 0.0, double deviation = 1.0, Generator* generator = nullptr);
+void normal(const Tensor& tensor, double mean = 0.0, double std = 1.0, Generator* generator = nullptr);
 /// Uniform in [low, high).
 void uniform(const Tensor& tensor, double low, double high, Generator* generator = nullptr);
 
 // In the rules below a weight has shape (out, in, ..) as in Linear: fan_in = in * .., fan_out = out * .. .
 
-/// Keeps the size of signals through layers with relu: deviation gain / sqrt(fan_in) (He et al., 2015).
+/// Keeps the size of signals through layers with relu: standard deviation gain / sqrt(fan_in) (He et al., 2015).
 void kaiming_normal(const Tensor& weight, double gain = std::numbers::sqrt2, Generator* generator = nullptr);
-/// The same deviation, uniform.
+/// The same standard deviation, uniform.
 void kaiming_uniform(const Tensor& weight, double gain = std::numbers::sqrt2, Generator* generator = nullptr);
-/// Keeps the size of signals both ways: deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
+/// Keeps the size of signals both ways: standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
 void xavier_normal(const Tensor& weight, double gain = 1.0, Generator* generator = nullptr);
-/// The same deviation, uniform.
+/// The same standard deviation, uniform.
 void xavier_uniform(const Tensor& weight, double gain = 1.0, Generator* generator = nullptr);
 
 }  // namespace potluck::nn::init

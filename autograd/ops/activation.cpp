@@ -34,7 +34,7 @@ Tensor fused_backward(UnaryOp op, const Tensor& x, const Tensor& dy) {
 Tensor relu(const Tensor& x) {
     const OpScope scope("relu");
     const Tensor y = compute("relu", UnaryOp::relu, x);
-    // y says as well as x where the slope is 1, and the next op often keeps y anyway.
+    // y says as well as x where the derivative is 1, and the next op often keeps y anyway.
     return record("relu", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor y = saved[0];
         if (is_grad_enabled())
@@ -63,8 +63,8 @@ Tensor detail::record_gelu(const Tensor& x, const Tensor& y, GeluKind kind) {
             const double scale = std::numbers::sqrt2 * std::numbers::inv_sqrtpi;  // sqrt(2 / pi)
             const double cubic = 0.044715;
             const Tensor t = tanh(scale * (x + cubic * x * square(x)));
-            const Tensor inner_slope = scale * (1.0 + 3.0 * cubic * square(x));
-            dx.add(0, dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - square(t)) * inner_slope));
+            const Tensor inner_derivative = scale * (1.0 + 3.0 * cubic * square(x));
+            dx.add(0, dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - square(t)) * inner_derivative));
         }
     });
 }
@@ -99,7 +99,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
                       }
                       if (dx.wants(0))
                           dx.add(0, detail::chain({dy, up, gate}, {detail::combine(BinaryOp::multiply, 1),
-                                                                   detail::slope(UnaryOp::silu, 2)}));
+                                                                   detail::derivative(UnaryOp::silu, 2)}));
                       if (dx.wants(1))
                           dx.add(1, detail::chain({gate, dy}, {detail::apply(UnaryOp::silu),
                                                                detail::combine(BinaryOp::multiply, 1)}));

@@ -28,7 +28,7 @@ Sizes check(const char* name, const Tensor& q, const Tensor& k, const Tensor& v,
     for (const auto& [x, what] : {std::pair{&q, "q"}, std::pair{&k, "k"}, std::pair{&v, "v"}}) {
         detail::require_defined(name, *x, what);
         detail::require_floating(name, *x, what);
-        if (x->rank() != 4)
+        if (x->ndim() != 4)
             throw Error(name, fmt::format("{} is {}, but (batch, heads, time, size) is needed.", what,
                                           pretty(x->shape())));
     }
@@ -144,8 +144,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     const OpScope scope(name);
     const Sizes s = check(name, q, k, v, options);
     const DType dtype = promote(promote(q.dtype(), k.dtype()), v.dtype());
-    const AttentionOptions kernel_options{options.causal, scale_of(options, s), options.dropout,
-                                          take_key(q, s, options)};
+    const AttentionSpec kernel_options{options.causal, scale_of(options, s), options.dropout,
+                                       take_key(q, s, options)};
     const Tensor y =
         empty_by_time(s.batch, s.heads, s.queries, s.value_size, Tensor::empty({0}, {dtype, q.device()}));
     Tensor target = y;

@@ -20,7 +20,7 @@ DType check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Ten
     const char* const name = "batch_norm";
     detail::require_defined(name, x, "x");
     detail::require_rank(name, x, "x", 2);
-    if (x.rank() > 5)
+    if (x.ndim() > 5)
         throw Error(name,
                     fmt::format("x has shape {}, but 2 to 5 axes (batch, channels, ..) are needed. reshape() "
                                 "joins some.",
@@ -63,13 +63,13 @@ Tensor as_positions(const Tensor& x) {
 /// All axes but that of the channels.
 Axes other_axes(const Tensor& x) {
     Axes axes{0};
-    for (std::int64_t axis = 2; axis < x.rank(); ++axis) axes.push_back(axis);
+    for (std::int64_t axis = 2; axis < x.ndim(); ++axis) axes.push_back(axis);
     return axes;
 }
 
 /// A vector over channels with axes for broadcasting to x.
 Tensor along_channels(const Tensor& vector, const Tensor& x) {
-    Shape shape(static_cast<std::size_t>(x.rank()), 1);
+    Shape shape(static_cast<std::size_t>(x.ndim()), 1);
     shape[1] = x.size(1);
     return reshape(vector, shape);
 }
@@ -113,7 +113,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     const DType dtype = check(x, weight, bias, running_mean, running_variance, mode);
     const Tensor values = detail::cast(as_positions(x), dtype);  // (batch, channels, positions)
     const TensorOptions statistics{dtype == DType::f64 ? DType::f64 : DType::f32, x.device()};
-    Tensor mean_of_channels, reciprocal_deviation;
+    Tensor mean_of_channels, rstd;
     if (mode.training) {
         const std::int64_t count = values.size(0) * values.size(2);
         if (count < 2)
@@ -124,9 +124,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
                             pretty(x.shape()), count == 1 ? "1 value" : "no value"));
         mean_of_channels = Tensor::empty({x.size(1)}, statistics);
         Tensor variance = Tensor::empty({x.size(1)}, statistics);
-        reciprocal_deviation = Tensor::empty({x.size(1)}, statistics);
-        backend(x.device())
-            .batch_norm_statistics(values, mode.epsilon, mean_of_channels, variance, reciprocal_deviation);
+        rstd = Tensor::empty({x.size(1)}, statistics);
+        backend(x.device()).batch_norm_statistics(values, mode.epsilon, mean_of_channels, variance, rstd);
         if (running_mean.defined()) {
             const auto n = static_cast<double>(count);
             update(running_mean, mean_of_channels, mode.momentum, 1.0);
@@ -135,14 +134,14 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     } else {
         const NoGrad guard;
         mean_of_channels = detail::cast(running_mean, statistics.dtype);
-        reciprocal_deviation = rsqrt(detail::cast(running_variance, statistics.dtype) + mode.epsilon);
+        rstd = rsqrt(detail::cast(running_variance, statistics.dtype) + mode.epsilon);
     }
     Tensor y = Tensor::empty(values.shape(), {dtype, x.device()});
     backend(x.device())
         .batch_norm(values, detail::cast_or_none(weight, dtype), detail::cast_or_none(bias, dtype),
-                    mean_of_channels, reciprocal_deviation, y);
+                    mean_of_channels, rstd, y);
     y = y.alias(x.shape(), contiguous_strides(x.shape()), 0);
-    return record("batch_norm", y, {x, weight, bias}, {x, weight, mean_of_channels, reciprocal_deviation},
+    return record("batch_norm", y, {x, weight, bias}, {x, weight, mean_of_channels, rstd},
                   [mode](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], weight = saved[1];
                       if (is_grad_enabled())

@@ -20,8 +20,8 @@ inline ChainStep combine_into(BinaryOp op, int input) {
     return {.kind = ChainStep::Kind::combine_into, .op = op, .input = input};
 }
 /// value = value * function'(inputs[input]), of the functions that have a fused backward
-inline ChainStep slope(UnaryOp function, int input) {
-    return {.kind = ChainStep::Kind::slope, .function = function, .input = input};
+inline ChainStep derivative(UnaryOp function, int input) {
+    return {.kind = ChainStep::Kind::derivative, .function = function, .input = input};
 }
 
 /// Begins with inputs[0], goes through the steps, and rounds once at the end. The inputs (at most most_chain_inputs, all

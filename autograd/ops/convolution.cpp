@@ -15,7 +15,7 @@ namespace {
 
 /// All that the kernels must know besides the tensors.
 struct Geometry {
-    ConvolutionOptions options;
+    ConvolutionSpec options;
     Shape x, weight, y;
 };
 
@@ -85,18 +85,18 @@ Tensor weight_gradient(const Tensor& x, const Tensor& dy, const Geometry& geomet
 }
 
 void check_operands(const char* name, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                    std::int64_t rank, std::int64_t groups) {
+                    std::int64_t ndim, std::int64_t groups) {
     for (const auto& [tensor, what] : {std::pair{&x, "x"}, {&weight, "weight"}}) {
         detail::require_defined(name, *tensor, what);
         detail::require_floating(name, *tensor, what);
     }
     if (bias.defined()) detail::require_floating(name, bias, "bias");
     detail::require_same_device(name, {x, weight, bias});
-    detail::require_image(name, x, rank);
-    if (weight.rank() != rank)
+    detail::require_image(name, x, ndim);
+    if (weight.ndim() != ndim)
         throw Error(
             name, fmt::format("weight has shape {}, but (filters, channels / groups, {}) is needed.",
-                              pretty(weight.shape()), rank == 3 ? "kernel" : "kernel height, kernel width"));
+                              pretty(weight.shape()), ndim == 3 ? "kernel" : "kernel height, kernel width"));
     const std::int64_t channels = x.size(1), filters = weight.size(0);
     if (groups < 1 || channels % groups != 0 || filters % groups != 0)
         throw Error(

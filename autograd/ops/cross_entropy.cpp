@@ -67,7 +67,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& given, const CrossEntro
     const Tensor rows = detail::as_rows(logits);  // (rows, classes)
     const Tensor ids = detail::reshaped(detail::cast(labels, DType::i64), {labels.count()});  // (rows)
     const DType dtype = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    const CrossEntropyOptions kernel_options{options.ignore_index, options.label_smoothing};
+    const CrossEntropySpec kernel_options{options.ignore_index, options.label_smoothing};
     Tensor losses = Tensor::empty({labels.count()}, {dtype, logits.device()});
     Tensor logsumexp = Tensor::empty({labels.count()}, {dtype, logits.device()});
     backend(logits.device()).cross_entropy(rows, ids, kernel_options, losses, logsumexp);

@@ -53,7 +53,7 @@ Tensor test(const char* name, UnaryOp op, const Tensor& x) {
 }
 
 /// A gradient of zeros that takes no memory.
-Tensor no_slope(const Tensor& dy) {
+Tensor no_derivative(const Tensor& dy) {
     return scalar_tensor(0.0, dy.dtype(), dy.device()).broadcast_alias("gradient", dy.shape());
 }
 
@@ -206,7 +206,7 @@ Tensor sign(const Tensor& x) {
     const OpScope scope("sign");
     const Tensor y = compute("sign", UnaryOp::sign, x);
     return record("sign", y, {x}, {},
-                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_slope(dy)); });
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_derivative(dy)); });
 }
 
 Tensor square(const Tensor& x) {
@@ -289,13 +289,13 @@ Tensor erf(const Tensor& x) {
 
 namespace {
 
-/// floor, ceil and round: integers are what they are, and steps have no slope.
+/// floor, ceil and round: integers are what they are, and steps have derivative 0.
 Tensor step_function(const char* name, UnaryOp op, const Tensor& x) {
     const OpScope scope(name);
     detail::require_defined(name, x, "the operand");
     const Tensor y = is_floating(x.dtype()) ? compute(name, op, x) : detail::copy_of(x);
     return record(name, y, {x}, {},
-                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_slope(dy)); });
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_derivative(dy)); });
 }
 
 }  // namespace

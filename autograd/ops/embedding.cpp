@@ -16,7 +16,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     detail::require_defined("embedding", weight, "the weight");
     detail::require_defined("embedding", ids, "the ids");
     detail::require_same_device("embedding", {weight, ids});
-    if (weight.rank() != 2)
+    if (weight.ndim() != 2)
         throw Error("embedding", fmt::format("the weight is {}, but a table (rows, width) is needed.",
                                              pretty(weight.shape())));
     if (!is_integer(ids.dtype()))
@@ -24,12 +24,12 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                     fmt::format("the ids are {}, but row numbers (i64 or i32) are needed.", ids.dtype()));
     Shape shape = ids.shape();
     shape.push_back(weight.size(1));
-    const Tensor places = detail::reshaped(detail::cast(ids, DType::i64), {ids.count()});
+    const Tensor indices = detail::reshaped(detail::cast(ids, DType::i64), {ids.count()});
     Tensor rows = Tensor::empty({ids.count(), weight.size(1)}, {weight.dtype(), weight.device()});
-    backend(weight.device()).embedding(weight, places, rows);
+    backend(weight.device()).embedding(weight, indices, rows);
     const Tensor y = rows.alias(shape, contiguous_strides(shape), 0);
     return record(
-        "embedding", y, {weight}, {places},
+        "embedding", y, {weight}, {indices},
         [table = weight.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
             const Tensor ids = saved[0];
             const Shape rows_shape{ids.count(), table[1]};

@@ -17,7 +17,7 @@ void require_index(const char* name, const Tensor& x, std::int64_t axis, const T
     if (index.dtype() != DType::i64)
         throw Error(name, fmt::format("the index is {}, but i64 is needed. Convert it with .to(DType::i64).",
                                       index.dtype()));
-    bool fits = index.rank() == x.rank();
+    bool fits = index.ndim() == x.ndim();
     for (std::size_t i = 0; fits && i < x.shape().size(); ++i)
         fits = static_cast<std::int64_t>(i) == axis || index.shape()[i] <= x.shape()[i];
     if (!fits)
@@ -36,7 +36,7 @@ Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
     const OpScope scope("gather");
     detail::require_defined("gather", x, "x");
     detail::require_rank("gather", x, "x", 1);
-    axis = normalize_axis("gather", axis, x.rank());
+    axis = normalize_axis("gather", axis, x.ndim());
     require_index("gather", x, axis, index);
     Tensor y = Tensor::empty(index.shape(), {x.dtype(), x.device()});
     backend(x.device()).gather(x, axis, index, y);
@@ -60,7 +60,7 @@ Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, cons
     detail::require_defined("scatter_add", x, "x");
     detail::require_defined("scatter_add", source, "the source");
     detail::require_rank("scatter_add", x, "x", 1);
-    axis = normalize_axis("scatter_add", axis, x.rank());
+    axis = normalize_axis("scatter_add", axis, x.ndim());
     require_index("scatter_add", x, axis, index);
     detail::require_same_device("scatter_add", {x, source});
     if (source.shape() != index.shape())

@@ -14,7 +14,7 @@ Tensor cat(const std::vector<Tensor>& tensors, std::int64_t axis) {
     if (tensors.empty()) throw Error("cat", "the list is empty. Give at least one tensor.");
     for (const Tensor& x : tensors) detail::require_defined("cat", x, "a tensor of the list");
     const Tensor& first = tensors.front();
-    axis = normalize_axis("cat", axis, first.rank());
+    axis = normalize_axis("cat", axis, first.ndim());
 
     const auto at = static_cast<std::size_t>(axis);
     Shape shape = first.shape();
@@ -24,7 +24,7 @@ Tensor cat(const std::vector<Tensor>& tensors, std::int64_t axis) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
         const Tensor& x = tensors[i];
         detail::require_same_device("cat", {first, x});
-        bool fits = x.rank() == first.rank();
+        bool fits = x.ndim() == first.ndim();
         for (std::size_t other = 0; fits && other < shape.size(); ++other)
             fits = other == at || x.shape()[other] == shape[other];
         if (!fits)
@@ -58,7 +58,7 @@ Tensor stack(const std::vector<Tensor>& tensors, std::int64_t axis) {
     const OpScope scope("stack");
     if (tensors.empty()) throw Error("stack", "the list is empty. Give at least one tensor.");
     for (const Tensor& x : tensors) detail::require_defined("stack", x, "a tensor of the list");
-    axis = normalize_axis("stack", axis, tensors.front().rank() + 1);
+    axis = normalize_axis("stack", axis, tensors.front().ndim() + 1);
     std::vector<Tensor> layers;
     for (const Tensor& x : tensors) {
         if (x.shape() != tensors.front().shape())

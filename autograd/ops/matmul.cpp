@@ -28,7 +28,7 @@ Shape rows_of(const Tensor& x) {
 
 /// Whether x is the transpose of a row-major matrix.
 bool is_column_major(const Tensor& x) {
-    return x.rank() == 2 && !x.is_contiguous() && transposed_alias(x).is_contiguous();
+    return x.ndim() == 2 && !x.is_contiguous() && transposed_alias(x).is_contiguous();
 }
 
 /// Adds the product a b, seen in the shape of input `index`, to that input's gradient. Without a temporary when some
@@ -59,9 +59,9 @@ void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const 
 
 /// Throws Error when the inner sizes or the batches of a product do not fit.
 void require_fit(const Tensor& a, const Tensor& b) {
-    const std::int64_t inner = a.size(-1), other = b.rank() == 1 ? b.size(0) : b.size(-2);
+    const std::int64_t inner = a.size(-1), other = b.ndim() == 1 ? b.size(0) : b.size(-2);
     if (inner != other) {
-        const bool matrices = a.rank() > 1 && b.rank() > 1;
+        const bool matrices = a.ndim() > 1 && b.ndim() > 1;
         const char* way_out = " The last size of the first must be the last but one of the second.";
         if (!matrices) way_out = " A vector must be as long as the axis that it meets.";
         if (matrices && a.size(-2) == b.size(-2)) way_out = " Did you mean to transpose the first?";
@@ -69,7 +69,7 @@ void require_fit(const Tensor& a, const Tensor& b) {
         throw Error("matmul", fmt::format("inner sizes differ: {} x {}.{}", pretty(a.shape()),
                                           pretty(b.shape()), way_out));
     }
-    for (std::int64_t axis = -3; axis >= -std::min(a.rank(), b.rank()); --axis) {
+    for (std::int64_t axis = -3; axis >= -std::min(a.ndim(), b.ndim()); --axis) {
         const std::int64_t one = a.size(axis), two = b.size(axis);
         if (one != two && one != 1 && two != 1)
             throw Error(
@@ -102,7 +102,7 @@ Tensor matrix_product(const Tensor& a, const Tensor& b) {
     // One matrix on the right: all batches on the left are rows of one product, if they lie evenly.
     const Shape rows{element_count(a_batch) * m, k};
     const bool folds =
-        b.rank() == 2 && a.rank() > 2 && detail::view_strides(a.shape(), a.strides(), rows).has_value();
+        b.ndim() == 2 && a.ndim() > 2 && detail::view_strides(a.shape(), a.strides(), rows).has_value();
     if (folds) {
         Tensor flat = y.alias({rows[0], n}, {n, 1}, 0);
         backend(a.device()).matmul(detail::reshaped(left, rows), right, flat, false);
@@ -159,10 +159,10 @@ LinearOperands linear_operands(const Tensor& x, const Tensor& weight, const Tens
     detail::require_defined("linear", weight, "the weight");
     detail::require_same_device("linear", {x, weight, bias});
     detail::require_rank("linear", x, "x", 1);
-    if (weight.rank() != 2 || weight.size(1) != x.size(-1))
+    if (weight.ndim() != 2 || weight.size(1) != x.size(-1))
         throw Error("linear", fmt::format("x {} needs a weight (out, {}), but it is {}.{}", pretty(x.shape()),
                                           x.size(-1), pretty(weight.shape()),
-                                          weight.rank() == 2 && weight.size(0) == x.size(-1)
+                                          weight.ndim() == 2 && weight.size(0) == x.size(-1)
                                               ? " Did you mean to transpose it?"
                                               : ""));
     const std::int64_t out = weight.size(0);
@@ -220,14 +220,14 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     const OpScope scope("matmul");
     detail::require_defined("matmul", a, "the first operand");
     detail::require_defined("matmul", b, "the second operand");
-    if (a.rank() == 0 || b.rank() == 0)
+    if (a.ndim() == 0 || b.ndim() == 0)
         throw Error("matmul",
                     fmt::format("a tensor without axes has no matrix product: {} x {}. Use * to scale.",
                                 pretty(a.shape()), pretty(b.shape())));
     require_fit(a, b);
-    if (a.rank() > 1 && b.rank() > 1) return matrix_product(a, b);
-    if (a.rank() == 1 && b.rank() == 1) return reshape(matrix_product(unsqueeze(a, 0), unsqueeze(b, 1)), {});
-    if (a.rank() == 1) return squeeze(matrix_product(unsqueeze(a, 0), b), -2);
+    if (a.ndim() > 1 && b.ndim() > 1) return matrix_product(a, b);
+    if (a.ndim() == 1 && b.ndim() == 1) return reshape(matrix_product(unsqueeze(a, 0), unsqueeze(b, 1)), {});
+    if (a.ndim() == 1) return squeeze(matrix_product(unsqueeze(a, 0), b), -2);
     return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
 }
 

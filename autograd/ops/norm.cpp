@@ -47,12 +47,12 @@ Tensor empty_rows(const Tensor& rows, DType dtype) {
 /// All axes but the last.
 Axes leading_axes(const Tensor& x) {
     Axes axes;
-    for (std::int64_t axis = 0; axis + 1 < x.rank(); ++axis) axes.push_back(axis);
+    for (std::int64_t axis = 0; axis + 1 < x.ndim(); ++axis) axes.push_back(axis);
     return axes;
 }
 
 /// Sums over the rows; without leading axes there is one row.
-Tensor sum_rows(const Tensor& x) { return x.rank() == 1 ? x : sum(x, leading_axes(x)); }
+Tensor sum_rows(const Tensor& x) { return x.ndim() == 1 ? x : sum(x, leading_axes(x)); }
 
 /// The gradients of y = normalised * weight + bias from ops on the tape, for second derivatives. `normalised` is
 /// (x - mean) * scale (mean 0 for the root-mean-square norm), where `scale` depends on x.
@@ -94,9 +94,9 @@ Tensor record_sum(const Tensor& sum, const Tensor& x, const Tensor& residual) {
 }
 
 Tensor record_layer_norm(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                         double epsilon, const Tensor& mean_of_rows, const Tensor& reciprocal_deviation) {
+                         double epsilon, const Tensor& mean_of_rows, const Tensor& rstd) {
     return record(
-        "layer_norm", y, {x, weight, bias}, {x, weight, mean_of_rows, reciprocal_deviation},
+        "layer_norm", y, {x, weight, bias}, {x, weight, mean_of_rows, rstd},
         [epsilon](const Saved& saved, const Tensor& dy, Gradients& dx) {
             const Tensor x = saved[0], weight = saved[1];
             if (is_grad_enabled()) {
@@ -118,8 +118,8 @@ Tensor record_layer_norm(const Tensor& y, const Tensor& x, const Tensor& weight,
 }
 
 Tensor record_rms_norm(const Tensor& y, const Tensor& x, const Tensor& weight, double epsilon,
-                       const Tensor& reciprocal_rms) {
-    return record("rms_norm", y, {x, weight}, {x, weight, reciprocal_rms},
+                       const Tensor& rrms) {
+    return record("rms_norm", y, {x, weight}, {x, weight, rrms},
                   [epsilon](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], weight = saved[1];
                       if (is_grad_enabled()) {
@@ -156,11 +156,11 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
     const DType dtype = check("layer_norm", x, weight, bias, epsilon);
     const Tensor rows = cast(as_rows(x), dtype);
     Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y), no_sum;
-    Tensor mean_of_rows = empty_rows(rows, dtype), reciprocal_deviation = empty_rows(rows, dtype);
+    Tensor mean_of_rows = empty_rows(rows, dtype), rstd = empty_rows(rows, dtype);
     backend(x.device())
         .layer_norm(rows, {}, cast_or_none(weight, dtype), cast_or_none(bias, dtype), epsilon, no_sum, y_rows,
-                    mean_of_rows, reciprocal_deviation);
-    return record_layer_norm(y, x, weight, bias, epsilon, mean_of_rows, reciprocal_deviation);
+                    mean_of_rows, rstd);
+    return record_layer_norm(y, x, weight, bias, epsilon, mean_of_rows, rstd);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
@@ -168,10 +168,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
     const DType dtype = check("rms_norm", x, weight, {}, epsilon);
     const Tensor rows = cast(as_rows(x), dtype);
     Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y), no_sum;
-    Tensor reciprocal_rms = empty_rows(rows, dtype);
-    backend(x.device())
-        .rms_norm(rows, {}, cast_or_none(weight, dtype), epsilon, no_sum, y_rows, reciprocal_rms);
-    return record_rms_norm(y, x, weight, epsilon, reciprocal_rms);
+    Tensor rrms = empty_rows(rows, dtype);
+    backend(x.device()).rms_norm(rows, {}, cast_or_none(weight, dtype), epsilon, no_sum, y_rows, rrms);
+    return record_rms_norm(y, x, weight, epsilon, rrms);
 }
 
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
@@ -186,12 +185,12 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
     const Tensor rows = as_rows(x);
     Tensor sum = Tensor::empty(x.shape(), {dtype, x.device()}), sum_rows = as_rows(sum);
     Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y);
-    Tensor mean_of_rows = empty_rows(rows, dtype), reciprocal_deviation = empty_rows(rows, dtype);
+    Tensor mean_of_rows = empty_rows(rows, dtype), rstd = empty_rows(rows, dtype);
     backend(x.device())
         .layer_norm(rows, as_rows(residual), cast_or_none(weight, dtype), cast_or_none(bias, dtype), epsilon,
-                    sum_rows, y_rows, mean_of_rows, reciprocal_deviation);
+                    sum_rows, y_rows, mean_of_rows, rstd);
     sum = record_sum(sum, x, residual);
-    return {sum, record_layer_norm(y, sum, weight, bias, epsilon, mean_of_rows, reciprocal_deviation)};
+    return {sum, record_layer_norm(y, sum, weight, bias, epsilon, mean_of_rows, rstd)};
 }
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
@@ -206,12 +205,11 @@ std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, 
     const Tensor rows = as_rows(x);
     Tensor sum = Tensor::empty(x.shape(), {dtype, x.device()}), sum_rows = as_rows(sum);
     Tensor y = Tensor::empty(x.shape(), {dtype, x.device()}), y_rows = as_rows(y);
-    Tensor reciprocal_rms = empty_rows(rows, dtype);
+    Tensor rrms = empty_rows(rows, dtype);
     backend(x.device())
-        .rms_norm(rows, as_rows(residual), cast_or_none(weight, dtype), epsilon, sum_rows, y_rows,
-                  reciprocal_rms);
+        .rms_norm(rows, as_rows(residual), cast_or_none(weight, dtype), epsilon, sum_rows, y_rows, rrms);
     sum = record_sum(sum, x, residual);
-    return {sum, record_rms_norm(y, sum, weight, epsilon, reciprocal_rms)};
+    return {sum, record_rms_norm(y, sum, weight, epsilon, rrms)};
 }
 
 }  // namespace potluck

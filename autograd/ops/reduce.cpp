@@ -21,7 +21,7 @@ using detail::scalar_like;
 namespace {
 
 /// Which axes of a shape are reduced, and the shapes that follow.
-struct Plan {
+struct ReduceLayout {
     Axes order;           // the kept axes, then the reduced ones
     Axes inverse;         // the place of each axis in `order`
     std::int64_t count;   // how many axes are reduced
@@ -30,46 +30,46 @@ struct Plan {
     std::int64_t merged;  // elements that make one
 };
 
-Plan plan_of(const char* name, const Tensor& x, const Axes& axes) {
+ReduceLayout layout_of(const char* name, const Tensor& x, const Axes& axes) {
     detail::require_defined(name, x, "the operand");
-    const std::int64_t rank = x.rank();
-    std::vector<bool> reduced(static_cast<std::size_t>(rank), axes.empty());
+    const std::int64_t ndim = x.ndim();
+    std::vector<bool> reduced(static_cast<std::size_t>(ndim), axes.empty());
     for (const std::int64_t axis : axes) {
-        const auto at = static_cast<std::size_t>(normalize_axis(name, axis, rank));
+        const auto at = static_cast<std::size_t>(normalize_axis(name, axis, ndim));
         if (reduced[at])
             throw Error(
                 name, fmt::format("axis {} is named twice in {} for the shape {}. Name each axis once.", axis,
                                   fmt::join(axes, ", "), pretty(x.shape())));
         reduced[at] = true;
     }
-    Plan plan{{}, Axes(static_cast<std::size_t>(rank)), 0, {}, x.shape(), 1};
+    ReduceLayout layout{{}, Axes(static_cast<std::size_t>(ndim)), 0, {}, x.shape(), 1};
     Axes last;
     for (std::size_t axis = 0; axis < reduced.size(); ++axis) {
         if (reduced[axis]) {
             last.push_back(static_cast<std::int64_t>(axis));
-            plan.with_ones[axis] = 1;
-            plan.merged *= x.shape()[axis];
+            layout.with_ones[axis] = 1;
+            layout.merged *= x.shape()[axis];
         } else {
-            plan.order.push_back(static_cast<std::int64_t>(axis));
-            plan.kept.push_back(x.shape()[axis]);
+            layout.order.push_back(static_cast<std::int64_t>(axis));
+            layout.kept.push_back(x.shape()[axis]);
         }
     }
-    plan.count = static_cast<std::int64_t>(last.size());
-    plan.order.insert(plan.order.end(), last.begin(), last.end());
-    for (std::size_t i = 0; i < plan.order.size(); ++i)
-        plan.inverse[static_cast<std::size_t>(plan.order[i])] = static_cast<std::int64_t>(i);
-    return plan;
+    layout.count = static_cast<std::int64_t>(last.size());
+    layout.order.insert(layout.order.end(), last.begin(), last.end());
+    for (std::size_t i = 0; i < layout.order.size(); ++i)
+        layout.inverse[static_cast<std::size_t>(layout.order[i])] = static_cast<std::int64_t>(i);
+    return layout;
 }
 
 /// Runs the kernel; the result is outside the tape and has the shape that the caller asked for.
-Tensor compute(ReduceOp op, const Tensor& x, const Plan& plan, DType dtype, bool keep_axes) {
-    Tensor y = Tensor::empty(plan.kept, {dtype, x.device()});
-    backend(x.device()).reduce(op, detail::permuted_alias(x, plan.order), plan.count, y);
-    return keep_axes ? detail::reshaped(y, plan.with_ones) : y;
+Tensor compute(ReduceOp op, const Tensor& x, const ReduceLayout& layout, DType dtype, bool keep_axes) {
+    Tensor y = Tensor::empty(layout.kept, {dtype, x.device()});
+    backend(x.device()).reduce(op, detail::permuted_alias(x, layout.order), layout.count, y);
+    return keep_axes ? detail::reshaped(y, layout.with_ones) : y;
 }
 
-void require_elements(const char* name, const Tensor& x, const Plan& plan) {
-    if (plan.merged == 0 && element_count(plan.kept) > 0)
+void require_elements(const char* name, const Tensor& x, const ReduceLayout& layout) {
+    if (layout.merged == 0 && element_count(layout.kept) > 0)
         throw Error(
             name,
             fmt::format("the shape {} has no elements to choose from. Check the axes, or that the tensor is "
@@ -78,31 +78,31 @@ void require_elements(const char* name, const Tensor& x, const Plan& plan) {
 }
 
 /// `dy` (or another result of the reduction) stretched over the reduced axes again.
-Tensor stretched(const Tensor& dy, const Plan& plan, const Shape& shape) {
-    return expand(reshape(dy, plan.with_ones), shape);
+Tensor stretched(const Tensor& dy, const ReduceLayout& layout, const Shape& shape) {
+    return expand(reshape(dy, layout.with_ones), shape);
 }
 
 }  // namespace
 
 Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
     const OpScope scope("sum");
-    const Plan plan = plan_of("sum", x, axes);
+    const ReduceLayout layout = layout_of("sum", x, axes);
     const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
-    const Tensor y = compute(ReduceOp::sum, x, plan, dtype, keep_axes);
+    const Tensor y = compute(ReduceOp::sum, x, layout, dtype, keep_axes);
     return record("sum", y, {x}, {},
-                  [plan, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
-                      dx.add(0, stretched(dy, plan, shape));
+                  [layout, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
+                      dx.add(0, stretched(dy, layout, shape));
                   });
 }
 
 Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) {
     const OpScope scope("mean");
-    const Plan plan = plan_of("mean", x, axes);
+    const ReduceLayout layout = layout_of("mean", x, axes);
     const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::f32;
-    const Tensor y = compute(ReduceOp::mean, x, plan, dtype, keep_axes);
+    const Tensor y = compute(ReduceOp::mean, x, layout, dtype, keep_axes);
     return record("mean", y, {x}, {},
-                  [plan, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
-                      dx.add(0, stretched(dy * (1.0 / static_cast<double>(plan.merged)), plan, shape));
+                  [layout, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
+                      dx.add(0, stretched(dy * (1.0 / static_cast<double>(layout.merged)), layout, shape));
                   });
 }
 
@@ -112,35 +112,35 @@ namespace {
 Tensor extreme(const char* name, ReduceOp op, ReduceOp place, const Tensor& x, const Axes& axes,
                bool keep_axes) {
     const OpScope scope(name);
-    const Plan plan = plan_of(name, x, axes);
-    require_elements(name, x, plan);
-    const Tensor y = compute(op, x, plan, x.dtype(), keep_axes);
-    Tensor places;
-    if (detail::needs_gradient(x)) places = compute(place, x, plan, DType::i64, false);
-    return record(name, y, {x}, {places},
-                  [plan, shape = x.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
+    const ReduceLayout layout = layout_of(name, x, axes);
+    require_elements(name, x, layout);
+    const Tensor y = compute(op, x, layout, x.dtype(), keep_axes);
+    Tensor indices;
+    if (detail::needs_gradient(x)) indices = compute(place, x, layout, DType::i64, false);
+    return record(name, y, {x}, {indices},
+                  [layout, shape = x.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       // (results, merged): one row for each result
-                      const std::int64_t results = element_count(plan.kept);
+                      const std::int64_t results = element_count(layout.kept);
                       const Tensor rows =
-                          scatter_add(zeros({results, plan.merged}, {dy.dtype(), dy.device()}), 1,
+                          scatter_add(zeros({results, layout.merged}, {dy.dtype(), dy.device()}), 1,
                                       reshape(saved[0], {results, 1}), reshape(dy, {results, 1}));
                       Shape permuted;
-                      for (const std::int64_t axis : plan.order)
+                      for (const std::int64_t axis : layout.order)
                           permuted.push_back(shape[static_cast<std::size_t>(axis)]);
-                      dx.add(0, permute(reshape(rows, permuted), plan.inverse));
+                      dx.add(0, permute(reshape(rows, permuted), layout.inverse));
                   });
 }
 
 Tensor place_of(const char* name, ReduceOp op, const Tensor& x, const Axes& axes, bool keep_axis) {
     const OpScope scope(name);
-    const Plan plan = plan_of(name, x, axes);
-    require_elements(name, x, plan);
-    return compute(op, x, plan, DType::i64, keep_axis);
+    const ReduceLayout layout = layout_of(name, x, axes);
+    require_elements(name, x, layout);
+    return compute(op, x, layout, DType::i64, keep_axis);
 }
 
 Tensor test(const char* name, ReduceOp op, const Tensor& x, const Axes& axes, bool keep_axes) {
     const OpScope scope(name);
-    return compute(op, x, plan_of(name, x, axes), DType::boolean, keep_axes);
+    return compute(op, x, layout_of(name, x, axes), DType::boolean, keep_axes);
 }
 
 }  // namespace
@@ -163,12 +163,12 @@ Tensor argmin(const Tensor& x, std::int64_t axis, bool keep_axis) {
 
 namespace {
 
-Tensor compute_variance(const Tensor& x, const Plan& plan, double correction, bool keep_axes) {
-    Tensor mean = Tensor::empty(plan.kept, {x.dtype(), x.device()});
-    Tensor variance = Tensor::empty(plan.kept, {x.dtype(), x.device()});
+Tensor compute_variance(const Tensor& x, const ReduceLayout& layout, double correction, bool keep_axes) {
+    Tensor mean = Tensor::empty(layout.kept, {x.dtype(), x.device()});
+    Tensor variance = Tensor::empty(layout.kept, {x.dtype(), x.device()});
     backend(x.device())
-        .variance(detail::permuted_alias(x, plan.order), plan.count, correction, mean, variance);
-    return keep_axes ? detail::reshaped(variance, plan.with_ones) : variance;
+        .variance(detail::permuted_alias(x, layout.order), layout.count, correction, mean, variance);
+    return keep_axes ? detail::reshaped(variance, layout.with_ones) : variance;
 }
 
 void require_correction(const char* name, double correction) {
@@ -178,8 +178,8 @@ void require_correction(const char* name, double correction) {
 }
 
 /// x minus its mean over the reduced axes, in f32 or better: a large mean leaves nothing of a difference in half types.
-Tensor centred(const Tensor& given, const Plan& plan) {
-    const Axes reduced(plan.order.end() - plan.count, plan.order.end());
+Tensor centred(const Tensor& given, const ReduceLayout& layout) {
+    const Axes reduced(layout.order.end() - layout.count, layout.order.end());
     const Tensor x = to(given, promote(given.dtype(), DType::f32));
     return reduced.empty() ? x - x : x - mean(x, reduced, /*keep_axes=*/true);
 }
@@ -190,13 +190,13 @@ Tensor var(const Tensor& given, const Axes& axes, double correction, bool keep_a
     const OpScope scope("var");
     detail::require_defined("var", given, "the operand");
     require_correction("var", correction);
-    const Plan plan = plan_of("var", given, axes);
-    const Tensor y = compute_variance(detail::as_floating(given), plan, correction, keep_axes);
+    const ReduceLayout layout = layout_of("var", given, axes);
+    const Tensor y = compute_variance(detail::as_floating(given), layout, correction, keep_axes);
     return record("var", y, {given}, {given},
-                  [plan, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                  [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0];
-                      const double factor = 2.0 / (static_cast<double>(plan.merged) - correction);
-                      dx.add(0, stretched(dy * factor, plan, x.shape()) * centred(x, plan));
+                      const double factor = 2.0 / (static_cast<double>(layout.merged) - correction);
+                      dx.add(0, stretched(dy * factor, layout, x.shape()) * centred(x, layout));
                   });
 }
 
@@ -204,40 +204,40 @@ Tensor stddev(const Tensor& given, const Axes& axes, double correction, bool kee
     const OpScope scope("stddev");
     detail::require_defined("stddev", given, "the operand");
     require_correction("stddev", correction);
-    const Plan plan = plan_of("stddev", given, axes);
-    Tensor y = compute_variance(detail::as_floating(given), plan, correction, keep_axes);
+    const ReduceLayout layout = layout_of("stddev", given, axes);
+    Tensor y = compute_variance(detail::as_floating(given), layout, correction, keep_axes);
     backend(y.device()).unary(UnaryOp::square_root, y, y);
     return record("stddev", y, {given}, {given, y},
-                  [plan, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                  [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], y = saved[1];
                       // d y / d x = (x - mean) / ((n - correction) y), and 0 where all elements are the same
                       const Tensor flat = y == 0;
                       const Tensor safe = where(flat, scalar_like(y, 1), y);
                       const Tensor slope = where(flat, scalar_like(dy, 0), dy / safe);
-                      const double factor = 1.0 / (static_cast<double>(plan.merged) - correction);
-                      dx.add(0, stretched(slope * factor, plan, x.shape()) * centred(x, plan));
+                      const double factor = 1.0 / (static_cast<double>(layout.merged) - correction);
+                      dx.add(0, stretched(slope * factor, layout, x.shape()) * centred(x, layout));
                   });
 }
 
 namespace {
 
 Tensor euclidean_norm(const Tensor& given, const Axes& axes, bool keep_axes) {
-    const Plan plan = plan_of("norm", given, axes);
+    const ReduceLayout layout = layout_of("norm", given, axes);
     const Tensor x = detail::as_floating(given);
     // The squares of half types leave their range: they are taken in f32.
     const DType inner = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
     Tensor squares = Tensor::empty(x.shape(), {inner, x.device()});
     backend(x.device()).unary(UnaryOp::square, detail::cast(x, inner), squares);
-    Tensor root = compute(ReduceOp::sum, squares, plan, inner, keep_axes);
+    Tensor root = compute(ReduceOp::sum, squares, layout, inner, keep_axes);
     backend(x.device()).unary(UnaryOp::square_root, root, root);
     const Tensor y = detail::cast(root, x.dtype());
     return record("norm", y, {given}, {given, y},
-                  [plan](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                  [layout](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], y = saved[1];
                       const Tensor flat = y == 0;
                       const Tensor safe = where(flat, scalar_like(y, 1), y);
                       const Tensor slope = where(flat, scalar_like(dy, 0), dy / safe);
-                      dx.add(0, stretched(slope, plan, x.shape()) * x);
+                      dx.add(0, stretched(slope, layout, x.shape()) * x);
                   });
 }
 
@@ -257,17 +257,17 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
 Tensor logsumexp(const Tensor& given, const Axes& axes, bool keep_axes) {
     const OpScope scope("logsumexp");
     detail::require_defined("logsumexp", given, "the operand");
-    const Plan plan = plan_of("logsumexp", given, axes);
+    const ReduceLayout layout = layout_of("logsumexp", given, axes);
     const Tensor x = detail::as_floating(given);
-    const Tensor y = compute(ReduceOp::logsumexp, x, plan, x.dtype(), keep_axes);
-    return record("logsumexp", y, {given}, {given, y},
-                  [plan](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor x = saved[0], y = saved[1];
-                      // Where everything is -inf the weights are exp(-inf - 0) = 0 instead of exp(-inf + inf).
-                      const Tensor empty = y == -std::numeric_limits<double>::infinity();
-                      const Tensor safe = where(empty, scalar_like(y, 0), y);
-                      dx.add(0, stretched(dy, plan, x.shape()) * exp(x - stretched(safe, plan, x.shape())));
-                  });
+    const Tensor y = compute(ReduceOp::logsumexp, x, layout, x.dtype(), keep_axes);
+    return record(
+        "logsumexp", y, {given}, {given, y}, [layout](const Saved& saved, const Tensor& dy, Gradients& dx) {
+            const Tensor x = saved[0], y = saved[1];
+            // Where everything is -inf the weights are exp(-inf - 0) = 0 instead of exp(-inf + inf).
+            const Tensor empty = y == -std::numeric_limits<double>::infinity();
+            const Tensor safe = where(empty, scalar_like(y, 0), y);
+            dx.add(0, stretched(dy, layout, x.shape()) * exp(x - stretched(safe, layout, x.shape())));
+        });
 }
 
 Tensor any(const Tensor& x, const Axes& axes, bool keep_axes) {

@@ -59,7 +59,7 @@ Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine) {
     detail::require_defined("rotary", sine, "the sine table");
     detail::require_floating("rotary", x, "x");
     detail::require_same_device("rotary", {x, cosine, sine});
-    if (x.rank() != 4 || x.size(3) % 2 != 0)
+    if (x.ndim() != 4 || x.size(3) % 2 != 0)
         throw Error(
             "rotary",
             fmt::format("x is {}, but (batch, heads, time, head_size) with an even head size is needed.",

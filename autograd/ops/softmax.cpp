@@ -36,8 +36,8 @@ Tensor along(const char* name, bool logarithm, const Tensor& x, std::int64_t axi
     const OpScope scope(name);
     detail::require_defined(name, x, "x");
     detail::require_rank(name, x, "x", 1);
-    axis = normalize_axis(name, axis, x.rank());
-    if (axis == x.rank() - 1) return softmax_last(name, logarithm, x);
+    axis = normalize_axis(name, axis, x.ndim());
+    if (axis == x.ndim() - 1) return softmax_last(name, logarithm, x);
     return transpose(softmax_last(name, logarithm, transpose(x, axis, -1)), axis, -1);
 }
 

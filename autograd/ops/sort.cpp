@@ -15,13 +15,13 @@ std::pair<Tensor, Tensor> topk(const Tensor& x, std::int64_t k, std::int64_t axi
     const OpScope scope("topk");
     detail::require_defined("topk", x, "x");
     detail::require_rank("topk", x, "x", 1);
-    axis = normalize_axis("topk", axis, x.rank());
+    axis = normalize_axis("topk", axis, x.ndim());
     const std::int64_t n = x.size(axis);
     if (k < 0 || k > n)
         throw Error("topk",
                     fmt::format("k is {}, but axis {} of {} has {} entries.", k, axis, pretty(x.shape()), n));
 
-    if (axis != x.rank() - 1) {
+    if (axis != x.ndim() - 1) {
         const auto [values, indices] = topk(transpose(x, axis, -1), k, -1, largest);
         return {transpose(values, axis, -1), transpose(indices, axis, -1)};
     }
@@ -31,20 +31,20 @@ std::pair<Tensor, Tensor> topk(const Tensor& x, std::int64_t k, std::int64_t axi
     backend(x.device()).topk(rows, k, largest, values, indices);
     Shape shape = x.shape();
     shape.back() = k;
-    const Tensor places = indices.alias(shape, contiguous_strides(shape), 0);
-    const Tensor y = record("topk", values.alias(shape, contiguous_strides(shape), 0), {x}, {places},
+    const Tensor shaped_indices = indices.alias(shape, contiguous_strides(shape), 0);
+    const Tensor y = record("topk", values.alias(shape, contiguous_strides(shape), 0), {x}, {shaped_indices},
                             [whole = x.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
                                 const Tensor start = zeros(whole, {dy.dtype(), dy.device()});
                                 dx.add(0, scatter_add(start, -1, saved[0], dy));
                             });
-    return {y, places};
+    return {y, shaped_indices};
 }
 
 Tensor multinomial(const Tensor& weights, std::int64_t samples, bool replacement, Generator* generator) {
     const OpScope scope("multinomial");
     detail::require_defined("multinomial", weights, "the weights");
     detail::require_floating("multinomial", weights, "the weights");
-    if (weights.rank() != 1 && weights.rank() != 2)
+    if (weights.ndim() != 1 && weights.ndim() != 2)
         throw Error("multinomial", fmt::format("the weights are {}, but (n) or (rows, n) is needed.",
                                                pretty(weights.shape())));
     const std::int64_t n = weights.size(-1);
@@ -62,7 +62,7 @@ Tensor multinomial(const Tensor& weights, std::int64_t samples, bool replacement
     Generator& numbers = generator != nullptr ? *generator : default_generator(weights.device());
     Tensor y = Tensor::empty({rows.size(0), samples}, {DType::i64, weights.device()});
     backend(weights.device()).multinomial(numbers.take(rows.size(0) * samples), rows, replacement, y);
-    return weights.rank() == 1 ? y.alias({samples}, {1}, 0) : y;
+    return weights.ndim() == 1 ? y.alias({samples}, {1}, 0) : y;
 }
 
 }  // namespace potluck

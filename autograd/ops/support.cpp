@@ -41,7 +41,7 @@ void require_floating(std::string_view op, const Tensor& x, std::string_view wha
 }
 
 void require_rank(std::string_view op, const Tensor& x, std::string_view what, std::int64_t least) {
-    if (x.rank() < least)
+    if (x.ndim() < least)
         throw Error(op, fmt::format("{} has shape {}, but at least {} {} needed. Add axes with unsqueeze().",
                                     what, pretty(x.shape()), least, least == 1 ? "axis is" : "axes are"));
 }
@@ -166,7 +166,7 @@ Tensor permuted_alias(const Tensor& x, const std::vector<std::int64_t>& axes) {
 }
 
 Tensor transposed_alias(const Tensor& x) {
-    std::vector<std::int64_t> axes(static_cast<std::size_t>(x.rank()));
+    std::vector<std::int64_t> axes(static_cast<std::size_t>(x.ndim()));
     std::iota(axes.begin(), axes.end(), std::int64_t{0});
     std::swap(axes[axes.size() - 2], axes[axes.size() - 1]);
     return permuted_alias(x, axes);

@@ -58,12 +58,12 @@ void require_elements(std::string_view op, const Shape& x, const WindowAxis& axi
     }
 }
 
-void require_image(std::string_view op, const Tensor& x, std::int64_t rank) {
-    if (x.rank() != rank)
+void require_image(std::string_view op, const Tensor& x, std::int64_t ndim) {
+    if (x.ndim() != ndim)
         throw Error(op,
                     fmt::format("x has shape {}, but (batch, channels, {}) is needed. unsqueeze() adds an "
                                 "axis.",
-                                pretty(x.shape()), rank == 3 ? "length" : "height, width"));
+                                pretty(x.shape()), ndim == 3 ? "length" : "height, width"));
 }
 
 }  // namespace potluck::detail

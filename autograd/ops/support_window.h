@@ -24,7 +24,7 @@ std::int64_t windows_along(std::string_view op, const Shape& x, const WindowAxis
 void require_elements(std::string_view op, const Shape& x, const WindowAxis& axis, std::int64_t windows);
 
 /// Throws Error unless x has just these axes: 3, or 4 with a height and a width.
-void require_image(std::string_view op, const Tensor& x, std::int64_t rank);
+void require_image(std::string_view op, const Tensor& x, std::int64_t ndim);
 
 /// A number of height and width for the kernels.
 inline std::array<std::int64_t, 2> as_pair(HeightWidth x) { return {x.height, x.width}; }

@@ -83,9 +83,9 @@ Tensor view(const Tensor& x, const Shape& wanted) {
 
 Tensor flatten(const Tensor& x, std::int64_t first, std::int64_t last) {
     detail::require_defined("flatten", x, "the operand");
-    if (x.rank() == 0) return reshape(x, {1});
-    first = normalize_axis("flatten", first, x.rank());
-    last = normalize_axis("flatten", last, x.rank());
+    if (x.ndim() == 0) return reshape(x, {1});
+    first = normalize_axis("flatten", first, x.ndim());
+    last = normalize_axis("flatten", last, x.ndim());
     if (first > last)
         throw Error("flatten", fmt::format("axis {} comes after axis {}. Swap them.", first, last));
     Shape shape(x.shape().begin(), x.shape().begin() + first);
@@ -98,9 +98,9 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& axes) {
     detail::require_defined("permute", x, "the operand");
     std::vector<std::int64_t> order;
     std::vector<std::int64_t> inverse(axes.size(), -1);
-    bool valid = static_cast<std::int64_t>(axes.size()) == x.rank();
+    bool valid = static_cast<std::int64_t>(axes.size()) == x.ndim();
     for (std::size_t i = 0; valid && i < axes.size(); ++i) {
-        const std::int64_t axis = normalize_axis("permute", axes[i], x.rank());
+        const std::int64_t axis = normalize_axis("permute", axes[i], x.ndim());
         valid = inverse[place(axis)] < 0;
         order.push_back(axis);
         inverse[place(axis)] = static_cast<std::int64_t>(i);
@@ -115,9 +115,9 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& axes) {
 
 Tensor transpose(const Tensor& x, std::int64_t first, std::int64_t second) {
     detail::require_defined("transpose", x, "the operand");
-    first = normalize_axis("transpose", first, x.rank());
-    second = normalize_axis("transpose", second, x.rank());
-    std::vector<std::int64_t> order(place(x.rank()));
+    first = normalize_axis("transpose", first, x.ndim());
+    second = normalize_axis("transpose", second, x.ndim());
+    std::vector<std::int64_t> order(place(x.ndim()));
     std::iota(order.begin(), order.end(), std::int64_t{0});
     std::swap(order[place(first)], order[place(second)]);
     return record("transpose", detail::permuted_alias(x, order), {x}, {},
@@ -129,7 +129,7 @@ Tensor transpose(const Tensor& x, std::int64_t first, std::int64_t second) {
 Tensor expand(const Tensor& x, const Shape& wanted) {
     detail::require_defined("expand", x, "the operand");
     Shape shape = wanted;
-    const std::int64_t leading = static_cast<std::int64_t>(shape.size()) - x.rank();
+    const std::int64_t leading = static_cast<std::int64_t>(shape.size()) - x.ndim();
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
         if (shape[axis] != -1) continue;
         const std::int64_t own = static_cast<std::int64_t>(axis) - leading;
@@ -146,10 +146,10 @@ Tensor expand(const Tensor& x, const Shape& wanted) {
 
 Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
     detail::require_defined("unsqueeze", x, "the operand");
-    axis = normalize_axis("unsqueeze", axis, x.rank() + 1);
+    axis = normalize_axis("unsqueeze", axis, x.ndim() + 1);
     Shape shape = x.shape();
     Strides strides = x.strides();
-    const std::int64_t stride = axis < x.rank() ? x.shape()[place(axis)] * x.strides()[place(axis)] : 1;
+    const std::int64_t stride = axis < x.ndim() ? x.shape()[place(axis)] * x.strides()[place(axis)] : 1;
     shape.insert(shape.begin() + axis, 1);
     strides.insert(strides.begin() + axis, stride);
     return on_tape("unsqueeze", x.alias(std::move(shape), std::move(strides), x.offset()), x);
@@ -157,7 +157,7 @@ Tensor unsqueeze(const Tensor& x, std::int64_t axis) {
 
 Tensor squeeze(const Tensor& x, std::int64_t axis) {
     detail::require_defined("squeeze", x, "the operand");
-    axis = normalize_axis("squeeze", axis, x.rank());
+    axis = normalize_axis("squeeze", axis, x.ndim());
     if (x.shape()[place(axis)] != 1)
         throw Error("squeeze",
                     fmt::format("axis {} of {} has size {}, and only size 1 can be dropped. Use select() to "
@@ -184,7 +184,7 @@ Tensor squeeze(const Tensor& x) {
 
 Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length) {
     detail::require_defined("narrow", x, "the operand");
-    axis = normalize_axis("narrow", axis, x.rank());
+    axis = normalize_axis("narrow", axis, x.ndim());
     const std::int64_t size = x.shape()[place(axis)];
     if (start < 0 || length < 0 || length > size || start > size - length)
         throw Error("narrow", fmt::format("{} entries from {} reach outside of axis {} of {}, which has {}.",
@@ -194,7 +194,7 @@ Tensor narrow(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64
 
 Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
     detail::require_defined("select", x, "the operand");
-    axis = normalize_axis("select", axis, x.rank());
+    axis = normalize_axis("select", axis, x.ndim());
     const std::int64_t size = x.shape()[place(axis)];
     if (index < -size || index >= size)
         throw Error("select", fmt::format("index {} is outside of axis {} of {}, which has {} entries.",
@@ -216,7 +216,7 @@ Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
 
 Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t end, std::int64_t step) {
     detail::require_defined("slice", x, "the operand");
-    axis = normalize_axis("slice", axis, x.rank());
+    axis = normalize_axis("slice", axis, x.ndim());
     if (step < 1) throw Error("slice", fmt::format("the step is {}, but it must be 1 or more.", step));
     const std::int64_t size = x.shape()[place(axis)];
     const auto cut = [size](std::int64_t at) {
@@ -231,7 +231,7 @@ Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_
 
 std::vector<Tensor> split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t axis) {
     detail::require_defined("split", x, "the operand");
-    axis = normalize_axis("split", axis, x.rank());
+    axis = normalize_axis("split", axis, x.ndim());
     const std::int64_t whole = x.shape()[place(axis)];
     std::int64_t left = whole;
     for (const std::int64_t size : sizes) {
@@ -255,7 +255,7 @@ std::vector<Tensor> split(const Tensor& x, const std::vector<std::int64_t>& size
 
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t axis) {
     detail::require_defined("split", x, "the operand");
-    axis = normalize_axis("split", axis, x.rank());
+    axis = normalize_axis("split", axis, x.ndim());
     if (size < 1)
         throw Error("split", fmt::format("the size of a piece is {}, but it must be 1 or more.", size));
     const std::int64_t whole = x.shape()[place(axis)];

@@ -75,8 +75,8 @@ T gelu_tanh_backward(T x, T dy) {
     const T z = not_beyond(x, T(40));
     const T square = z * z;
     const T s = sigmoid(T(twice_root_of_two_by_pi) * (z + T(cubic) * z * square));
-    const T slope = T(twice_root_of_two_by_pi) * (T(1) + T(3 * cubic) * square);
-    return dy * (s + z * slope * (s * (T(1) - s)));
+    const T derivative = T(twice_root_of_two_by_pi) * (T(1) + T(3 * cubic) * square);
+    return dy * (s + z * derivative * (s * (T(1) - s)));
 }
 
 // ---- silu: x sigmoid(x) ----

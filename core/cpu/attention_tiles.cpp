@@ -6,7 +6,7 @@ namespace potluck::cpu {
 
 template <class T>
 AttentionTiles<T>::AttentionTiles(const AttentionSizes& attention_sizes, const Tensor& mask_or_none,
-                                  const AttentionOptions& options)
+                                  const AttentionSpec& options)
     : sizes(attention_sizes),
       head_width(padded<T>(sizes.head_size)),
       value_width(padded<T>(sizes.value_size)),

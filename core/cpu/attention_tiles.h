@@ -153,7 +153,7 @@ void transpose_tile(TileView<T> from, std::int64_t rows, std::int64_t columns, T
 template <class T>
 class AttentionTiles {
 public:
-    AttentionTiles(const AttentionSizes& sizes, const Tensor& mask_or_none, const AttentionOptions& options);
+    AttentionTiles(const AttentionSizes& sizes, const Tensor& mask_or_none, const AttentionSpec& options);
 
     const AttentionSizes sizes;
     const std::int64_t head_width, value_width;  // padded
@@ -194,7 +194,7 @@ private:
     void apply_mask(const QueryTile& tile, std::int64_t row, const KeyTile& keys, std::int64_t count,
                     T* scores) const;
 
-    AttentionOptions options_;
+    AttentionSpec options_;
     Tensor mask_;
 };
 

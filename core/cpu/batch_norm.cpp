@@ -59,13 +59,13 @@ void store(const std::vector<double>& values, Tensor& y) {
 }  // namespace
 
 void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
-                                       Tensor& reciprocal_deviation) {
+                                       Tensor& rstd) {
     const std::int64_t n = x.size(0) * x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         T* mean_of = mean.data<T>();
         T* variance_of = variance.data<T>();
-        T* reciprocal_of = reciprocal_deviation.data<T>();
+        T* reciprocal_of = rstd.data<T>();
         parallel_for(x.size(1), rows_per_piece(n), [&](std::int64_t first, std::int64_t last) {
             ChannelReader<T> reader(x);
             for (std::int64_t channel = first; channel < last; ++channel) {
@@ -81,14 +81,14 @@ void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& 
 }
 
 void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                            const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) {
+                            const Tensor& mean, const Tensor& rstd, Tensor& y) {
     const std::int64_t channels = x.size(1), positions = x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const std::vector<T> weight = read_vector<T>(weight_or_none);
         const std::vector<T> bias = read_vector<T>(bias_or_none);
         const std::vector<T> center = read_vector<T>(mean);
-        const std::vector<T> reciprocal = read_vector<T>(reciprocal_deviation);
+        const std::vector<T> reciprocal = read_vector<T>(rstd);
         BlockMap<T, T>::run_at(y, x, [&](std::int64_t first, T* to, const T* from, std::int64_t n) {
             std::int64_t channel = first / positions % channels;
             std::int64_t run = positions - first % positions;  // elements left of this channel
@@ -109,15 +109,14 @@ void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const
 //   dweight = sum(dy * normalised), dbias = sum(dy),
 //   dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)), or reciprocal * g with given statistics.
 void CpuBackend::batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& reciprocal_deviation, const Tensor& dy,
-                                     bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
-                                     Tensor& dbias_or_none) {
+                                     const Tensor& rstd, const Tensor& dy, bool batch_statistics,
+                                     Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
     const std::int64_t channels = x.size(1), n = x.size(0) * x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const std::vector<T> weight = read_vector<T>(weight_or_none);
         const std::vector<T> center = read_vector<T>(mean);
-        const std::vector<T> reciprocal = read_vector<T>(reciprocal_deviation);
+        const std::vector<T> reciprocal = read_vector<T>(rstd);
         std::vector<double> dweight(static_cast<std::size_t>(channels));
         std::vector<double> dbias(static_cast<std::size_t>(channels));
         Tensor dx = dx_or_none.defined() ? by_channel(dx_or_none) : Tensor();

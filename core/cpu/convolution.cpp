@@ -34,9 +34,9 @@ struct Geometry {
     std::int64_t batch, groups;
     std::int64_t channels, filters;  // of one group
     std::int64_t height, width, kernel_height, kernel_width, out_height, out_width;
-    ConvolutionOptions options;
+    ConvolutionSpec options;
 
-    Geometry(const Shape& x, const Shape& weight, const Shape& y, const ConvolutionOptions& options)
+    Geometry(const Shape& x, const Shape& weight, const Shape& y, const ConvolutionSpec& options)
         : batch(x[0]),
           groups(options.groups),
           channels(weight[1]),
@@ -314,7 +314,7 @@ void compute_dense(CpuBackend& cpu, Tensor& y, const Compute& compute) {
 }  // namespace
 
 void CpuBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
-                             const ConvolutionOptions& options, Tensor& y) {
+                             const ConvolutionSpec& options, Tensor& y) {
     if (y.count() == 0) return;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -324,7 +324,7 @@ void CpuBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor
 }
 
 void CpuBackend::convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                                      const ConvolutionOptions& options, Tensor& dx_or_none,
+                                      const ConvolutionSpec& options, Tensor& dx_or_none,
                                       Tensor& dweight_or_none, Tensor& dbias_or_none) {
     const Geometry g(x.shape(), weight.shape(), dy.shape(), options);
     visit_floating_compute(x.dtype(), [&](auto zero) {

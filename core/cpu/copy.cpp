@@ -15,7 +15,7 @@ namespace {
 using cpu::convert;
 using cpu::parallel_for;
 
-/// One side of a copy: where it begins and how it steps along the axes of the plan, in elements.
+/// One side of a copy: where it begins and how it steps along the axes of the layout, in elements.
 struct Side {
     std::byte* data;
     DType dtype;
@@ -27,12 +27,12 @@ struct Side {
 
 /// The axes of a copy in the order that suits memory, not the tensor: the target is walked in the order in which it
 /// lies, axes of size 1 are gone, and neighbours that both sides cross in equal steps are merged.
-struct Plan {
+struct CopyLayout {
     Shape sizes;
     Side from, to;
 };
 
-Plan plan_copy(const Tensor& from, const Tensor& to) {
+CopyLayout layout_of(const Tensor& from, const Tensor& to) {
     std::vector<std::size_t> order;
     for (std::size_t axis = 0; axis < to.shape().size(); ++axis)
         if (to.shape()[axis] != 1) order.push_back(axis);
@@ -42,41 +42,42 @@ Plan plan_copy(const Tensor& from, const Tensor& to) {
         };
         return key(a) > key(b);
     });
-    Plan plan{{},
-              {static_cast<std::byte*>(from.raw_data()), from.dtype(), size_of(from.dtype()), {}},
-              {static_cast<std::byte*>(to.raw_data()), to.dtype(), size_of(to.dtype()), {}}};
+    CopyLayout layout{{},
+                      {static_cast<std::byte*>(from.raw_data()), from.dtype(), size_of(from.dtype()), {}},
+                      {static_cast<std::byte*>(to.raw_data()), to.dtype(), size_of(to.dtype()), {}}};
     for (const std::size_t axis : order) {
         const std::int64_t size = to.shape()[axis];
         const std::int64_t from_stride = from.strides()[axis];
         const std::int64_t to_stride = to.strides()[axis];
-        if (!plan.sizes.empty() && plan.from.strides.back() == from_stride * size &&
-            plan.to.strides.back() == to_stride * size) {
-            plan.sizes.back() *= size;
-            plan.from.strides.back() = from_stride;
-            plan.to.strides.back() = to_stride;
+        if (!layout.sizes.empty() && layout.from.strides.back() == from_stride * size &&
+            layout.to.strides.back() == to_stride * size) {
+            layout.sizes.back() *= size;
+            layout.from.strides.back() = from_stride;
+            layout.to.strides.back() = to_stride;
         } else {
-            plan.sizes.push_back(size);
-            plan.from.strides.push_back(from_stride);
-            plan.to.strides.push_back(to_stride);
+            layout.sizes.push_back(size);
+            layout.from.strides.push_back(from_stride);
+            layout.to.strides.push_back(to_stride);
         }
     }
-    if (plan.sizes.empty()) {  // one element
-        plan.sizes = {1};
-        plan.from.strides = {1};
-        plan.to.strides = {1};
+    if (layout.sizes.empty()) {  // one element
+        layout.sizes = {1};
+        layout.from.strides = {1};
+        layout.to.strides = {1};
     }
-    return plan;
+    return layout;
 }
 
-/// Offsets of both sides at `index`, a row-major index over the first `axes` axes of the plan.
-std::pair<std::int64_t, std::int64_t> offsets_at(const Plan& plan, std::size_t axes, std::int64_t index) {
+/// Offsets of both sides at `index`, a row-major index over the first `axes` axes of the layout.
+std::pair<std::int64_t, std::int64_t> offsets_at(const CopyLayout& layout, std::size_t axes,
+                                                 std::int64_t index) {
     std::int64_t from = 0;
     std::int64_t to = 0;
     for (std::size_t axis = axes; axis-- > 0;) {
-        const std::int64_t position = index % plan.sizes[axis];
-        from += position * plan.from.strides[axis];
-        to += position * plan.to.strides[axis];
-        index /= plan.sizes[axis];
+        const std::int64_t position = index % layout.sizes[axis];
+        from += position * layout.from.strides[axis];
+        to += position * layout.to.strides[axis];
+        index /= layout.sizes[axis];
     }
     return {from, to};
 }
@@ -90,12 +91,12 @@ std::int64_t product(const Shape& sizes, std::size_t axes) {
 
 constexpr std::int64_t run_piece = std::int64_t{1} << 16;
 
-void copy_run(const Plan& plan) {
-    const std::int64_t from_stride = plan.from.strides[0];
-    const std::int64_t to_stride = plan.to.strides[0];
-    parallel_for(plan.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
-        convert(plan.from.at(first * from_stride), plan.from.dtype, from_stride,
-                plan.to.at(first * to_stride), plan.to.dtype, to_stride, last - first);
+void copy_run(const CopyLayout& layout) {
+    const std::int64_t from_stride = layout.from.strides[0];
+    const std::int64_t to_stride = layout.to.strides[0];
+    parallel_for(layout.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
+        convert(layout.from.at(first * from_stride), layout.from.dtype, from_stride,
+                layout.to.at(first * to_stride), layout.to.dtype, to_stride, last - first);
     });
 }
 
@@ -112,36 +113,36 @@ void move_plane(const std::byte* from, std::int64_t from_row, std::int64_t from_
             target[column * to_column] = source[column * from_column];
 }
 
-void copy_rows(const Plan& plan) {
-    const std::size_t inner = plan.sizes.size() - 1;
-    const std::int64_t columns = plan.sizes[inner];
-    const std::int64_t rows = plan.sizes[inner - 1];
-    const std::int64_t from_column = plan.from.strides[inner];
-    const std::int64_t to_column = plan.to.strides[inner];
-    const std::int64_t from_row = plan.from.strides[inner - 1];
-    const std::int64_t to_row = plan.to.strides[inner - 1];
+void copy_rows(const CopyLayout& layout) {
+    const std::size_t inner = layout.sizes.size() - 1;
+    const std::int64_t columns = layout.sizes[inner];
+    const std::int64_t rows = layout.sizes[inner - 1];
+    const std::int64_t from_column = layout.from.strides[inner];
+    const std::int64_t to_column = layout.to.strides[inner];
+    const std::int64_t from_row = layout.from.strides[inner - 1];
+    const std::int64_t to_row = layout.to.strides[inner - 1];
     constexpr std::int64_t short_row = 32;
-    const bool moves = plan.from.dtype == plan.to.dtype && columns < short_row;
+    const bool moves = layout.from.dtype == layout.to.dtype && columns < short_row;
 
     // A piece is a stretch of all rows of all planes; it is cut where a plane ends.
     const std::int64_t piece = std::max<std::int64_t>(1, run_piece / columns);
-    parallel_for(product(plan.sizes, inner), piece, [&](std::int64_t first, std::int64_t last) {
+    parallel_for(product(layout.sizes, inner), piece, [&](std::int64_t first, std::int64_t last) {
         while (first < last) {
             const std::int64_t count = std::min(last - first, rows - first % rows);
-            const auto [from_offset, to_offset] = offsets_at(plan, inner, first);
-            const std::byte* from = plan.from.at(from_offset);
-            std::byte* to = plan.to.at(to_offset);
+            const auto [from_offset, to_offset] = offsets_at(layout, inner, first);
+            const std::byte* from = layout.from.at(from_offset);
+            std::byte* to = layout.to.at(to_offset);
             first += count;
             if (moves) {
-                const auto move = plan.to.element == 8   ? move_plane<std::uint64_t>
-                                  : plan.to.element == 4 ? move_plane<std::uint32_t>
-                                  : plan.to.element == 2 ? move_plane<std::uint16_t>
-                                                         : move_plane<std::uint8_t>;
+                const auto move = layout.to.element == 8   ? move_plane<std::uint64_t>
+                                  : layout.to.element == 4 ? move_plane<std::uint32_t>
+                                  : layout.to.element == 2 ? move_plane<std::uint16_t>
+                                                           : move_plane<std::uint8_t>;
                 move(from, from_row, from_column, to, to_row, to_column, count, columns);
             } else {
                 for (std::int64_t row = 0; row < count; ++row)
-                    convert(from + row * from_row * plan.from.element, plan.from.dtype, from_column,
-                            to + row * to_row * plan.to.element, plan.to.dtype, to_column, columns);
+                    convert(from + row * from_row * layout.from.element, layout.from.dtype, from_column,
+                            to + row * to_row * layout.to.element, layout.to.dtype, to_column, columns);
             }
         }
     });
@@ -170,13 +171,13 @@ void turn_tile(const std::byte* from, std::int64_t from_stride, Word* turned, st
 
 /// `dense` is the axis along which the source is dense; the target is dense along the last one.
 template <class Word>
-void copy_transposed(const Plan& plan, std::size_t dense) {
-    const std::size_t inner = plan.sizes.size() - 1;
-    const std::int64_t from_stride = plan.from.strides[inner];  // from one source row to the next
-    const std::int64_t to_stride = plan.to.strides[dense];
-    const std::int64_t row_tiles = (plan.sizes[inner] + tile - 1) / tile;
-    const std::int64_t column_tiles = (plan.sizes[dense] + tile - 1) / tile;
-    Plan outer = plan;  // the axes around the two
+void copy_transposed(const CopyLayout& layout, std::size_t dense) {
+    const std::size_t inner = layout.sizes.size() - 1;
+    const std::int64_t from_stride = layout.from.strides[inner];  // from one source row to the next
+    const std::int64_t to_stride = layout.to.strides[dense];
+    const std::int64_t row_tiles = (layout.sizes[inner] + tile - 1) / tile;
+    const std::int64_t column_tiles = (layout.sizes[dense] + tile - 1) / tile;
+    CopyLayout outer = layout;  // the axes around the two
     for (const std::size_t axis : {inner, dense}) {
         outer.sizes.erase(outer.sizes.begin() + static_cast<std::ptrdiff_t>(axis));
         outer.from.strides.erase(outer.from.strides.begin() + static_cast<std::ptrdiff_t>(axis));
@@ -191,25 +192,25 @@ void copy_transposed(const Plan& plan, std::size_t dense) {
             // Along the source's rows, where the next lines are being fetched already.
             const std::int64_t column = index % column_tiles * tile;
             const std::int64_t row = index / column_tiles % row_tiles * tile;
-            const std::int64_t columns = std::min(tile, plan.sizes[dense] - column);
-            const std::int64_t rows = std::min(tile, plan.sizes[inner] - row);
-            turn_tile(plan.from.at(from_plane + row * from_stride + column), from_stride, turned.data(), rows,
-                      columns);
+            const std::int64_t columns = std::min(tile, layout.sizes[dense] - column);
+            const std::int64_t rows = std::min(tile, layout.sizes[inner] - row);
+            turn_tile(layout.from.at(from_plane + row * from_stride + column), from_stride, turned.data(),
+                      rows, columns);
             for (std::int64_t i = 0; i < columns; ++i)
-                convert(turned.data() + i * tile, plan.from.dtype, 1,
-                        plan.to.at(to_plane + (column + i) * to_stride + row), plan.to.dtype, 1, rows);
+                convert(turned.data() + i * tile, layout.from.dtype, 1,
+                        layout.to.at(to_plane + (column + i) * to_stride + row), layout.to.dtype, 1, rows);
         }
     });
 }
 
 /// The axis along which the source is dense, when a copy by tiles pays; else the last one.
-std::size_t transposed_axis(const Plan& plan) {
-    const std::size_t inner = plan.sizes.size() - 1;
-    if (plan.to.strides[inner] != 1 || plan.from.strides[inner] == 1 || plan.from.strides[inner] == 0 ||
-        plan.sizes[inner] < 4)
+std::size_t transposed_axis(const CopyLayout& layout) {
+    const std::size_t inner = layout.sizes.size() - 1;
+    if (layout.to.strides[inner] != 1 || layout.from.strides[inner] == 1 || layout.from.strides[inner] == 0 ||
+        layout.sizes[inner] < 4)
         return inner;
     for (std::size_t axis = inner; axis-- > 0;)
-        if (plan.from.strides[axis] == 1 && plan.sizes[axis] >= 4) return axis;
+        if (layout.from.strides[axis] == 1 && layout.sizes[axis] >= 4) return axis;
     return inner;
 }
 
@@ -220,19 +221,19 @@ void CpuBackend::copy(const Tensor& from, Tensor& to) {
         throw Error("copy",
                     fmt::format("shapes differ: {} into {}.", pretty(from.shape()), pretty(to.shape())));
     if (to.count() == 0) return;
-    const Plan plan = plan_copy(from, to);
-    if (plan.sizes.size() == 1) return copy_run(plan);
-    const std::size_t dense = transposed_axis(plan);
-    if (dense + 1 == plan.sizes.size()) return copy_rows(plan);
-    switch (plan.from.element) {
+    const CopyLayout layout = layout_of(from, to);
+    if (layout.sizes.size() == 1) return copy_run(layout);
+    const std::size_t dense = transposed_axis(layout);
+    if (dense + 1 == layout.sizes.size()) return copy_rows(layout);
+    switch (layout.from.element) {
         case 8:
-            return copy_transposed<std::uint64_t>(plan, dense);
+            return copy_transposed<std::uint64_t>(layout, dense);
         case 4:
-            return copy_transposed<std::uint32_t>(plan, dense);
+            return copy_transposed<std::uint32_t>(layout, dense);
         case 2:
-            return copy_transposed<std::uint16_t>(plan, dense);
+            return copy_transposed<std::uint16_t>(layout, dense);
         default:
-            return copy_transposed<std::uint8_t>(plan, dense);
+            return copy_transposed<std::uint8_t>(layout, dense);
     }
 }
 

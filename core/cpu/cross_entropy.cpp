@@ -55,7 +55,7 @@ void row_gradient(const T* x, std::int64_t classes, std::int64_t label, double s
 
 }  // namespace
 
-void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options,
+void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
                                Tensor& losses, Tensor& logsumexp) {
     const std::int64_t rows = logits.size(0);
     const std::int64_t classes = logits.size(1);
@@ -79,7 +79,7 @@ void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const
 }
 
 void CpuBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
-                                        const Tensor& dlosses, const CrossEntropyOptions& options,
+                                        const Tensor& dlosses, const CrossEntropySpec& options,
                                         Tensor& dlogits) {
     const std::int64_t rows = logits.size(0);
     const std::int64_t classes = logits.size(1);

@@ -242,7 +242,7 @@ struct ChainLoop {
         : kind(step.kind), input(static_cast<std::size_t>(step.input)) {
         if (kind == ChainStep::Kind::apply)
             unary = find_unary_loop<T>(step.function, dtype);
-        else if (kind == ChainStep::Kind::slope)
+        else if (kind == ChainStep::Kind::derivative)
             binary = activation_backward_loop<T>(step.function);
         else
             binary = find_binary_loop<T>(step.op);

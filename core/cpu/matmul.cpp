@@ -54,7 +54,7 @@ private:
 
 template <class T>
 Products<T> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
-    const auto axes = static_cast<std::size_t>(y.rank() - 2);
+    const auto axes = static_cast<std::size_t>(y.ndim() - 2);
     Products<T> p{a.data<T>(),
                   b.data<T>(),
                   y.data<T>(),

@@ -155,33 +155,32 @@ void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_
 
 void CpuBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                             const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
-                            Tensor& mean, Tensor& reciprocal_deviation) {
-    norm(x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean,
-         reciprocal_deviation);
+                            Tensor& mean, Tensor& rstd) {
+    norm(x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean, rstd);
 }
 
 void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
+                                     const Tensor& rstd, const Tensor& dy, bool accumulate,
                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        norm_backward<T>(x, weight_or_none, {mean.data<T>(), reciprocal_deviation.data<T>()}, dy, accumulate,
-                         dx_or_none, dweight_or_none, dbias_or_none);
+        norm_backward<T>(x, weight_or_none, {mean.data<T>(), rstd.data<T>()}, dy, accumulate, dx_or_none,
+                         dweight_or_none, dbias_or_none);
     });
 }
 
 void CpuBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) {
-    norm(x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, reciprocal_rms);
+                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
+    norm(x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, rrms);
 }
 
-void CpuBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
-                                   const Tensor& reciprocal_rms, const Tensor& dy, bool accumulate,
-                                   Tensor& dx_or_none, Tensor& dweight_or_none) {
+void CpuBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
+                                   const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                                   Tensor& dweight_or_none) {
     Tensor no_bias;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        norm_backward<T>(x, weight_or_none, {nullptr, reciprocal_rms.data<T>()}, dy, accumulate, dx_or_none,
+        norm_backward<T>(x, weight_or_none, {nullptr, rrms.data<T>()}, dy, accumulate, dx_or_none,
                          dweight_or_none, no_bias);
     });
 }

@@ -80,7 +80,7 @@ private:
 };
 
 template <class T>
-void adamw(const AdamWStep& step, AdamWTensors& tensors) {
+void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
     const auto t = static_cast<double>(step.step);
     const T beta1 = static_cast<T>(step.beta1);
     const T beta2 = static_cast<T>(step.beta2);
@@ -121,7 +121,7 @@ void adamw(const AdamWStep& step, AdamWTensors& tensors) {
 }
 
 template <class T>
-void sgd(const SgdStep& step, SgdTensors& tensors) {
+void sgd(const SgdSpec& step, SgdTensors& tensors) {
     const T rate = static_cast<T>(step.learning_rate);
     const T momentum = static_cast<T>(step.momentum);
     const T rest = static_cast<T>(1.0 - step.dampening);
@@ -221,13 +221,13 @@ double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 }  // namespace
 }  // namespace cpu
 
-void CpuBackend::adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) {
+void CpuBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
     for (AdamWTensors& one : tensors)
         cpu::visit_floating_compute(one.parameter.dtype(),
                                     [&](auto zero) { cpu::adamw<decltype(zero)>(step, one); });
 }
 
-void CpuBackend::sgd(const SgdStep& step, std::span<SgdTensors> tensors) {
+void CpuBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
     for (SgdTensors& one : tensors)
         cpu::visit_floating_compute(one.parameter.dtype(),
                                     [&](auto zero) { cpu::sgd<decltype(zero)>(step, one); });

@@ -24,7 +24,7 @@ struct Span {
     std::int64_t count() const { return end <= begin ? 0 : (end - begin + step - 1) / step; }
 };
 
-Span window_along(std::size_t axis, std::int64_t window, std::int64_t size, const PoolOptions& options) {
+Span window_along(std::size_t axis, std::int64_t window, std::int64_t size, const PoolSpec& options) {
     const std::int64_t step = options.dilation[axis], padding = options.padding[axis];
     const std::int64_t start = window * options.stride[axis] - padding;
     const std::int64_t reach = start + (options.kernel[axis] - 1) * step + 1;
@@ -34,7 +34,7 @@ Span window_along(std::size_t axis, std::int64_t window, std::int64_t size, cons
 }
 
 std::vector<Span> windows_along(std::size_t axis, std::int64_t windows, std::int64_t size,
-                                const PoolOptions& options) {
+                                const PoolSpec& options) {
     std::vector<Span> spans;
     for (std::int64_t i = 0; i < windows; ++i) spans.push_back(window_along(axis, i, size, options));
     return spans;
@@ -92,11 +92,11 @@ void for_each_plane(const Tensor& from, Tensor& to, const MakePlane& make_plane)
 
 }  // namespace
 
-void CpuBackend::max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) {
+void CpuBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
     const std::int64_t width = x.size(3), windows = plane_size(y.shape());
     const std::vector<Span> all_rows = windows_along(0, y.size(2), x.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, y.size(3), width, options);
-    auto* const place_of = places.data<std::int64_t>();
+    auto* const place_of = indices.data<std::int64_t>();
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         for_each_plane<T>(x, y, [&](std::int64_t plane, const T* from, T* to) {
@@ -117,14 +117,15 @@ void CpuBackend::max_pool(const Tensor& x, const PoolOptions& options, Tensor& y
     });
 }
 
-void CpuBackend::max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions&, Tensor& dx) {
-    const std::int64_t windows = plane_size(places.shape());
-    const Tensor dense_places = places.is_contiguous() ? places : Tensor::empty(places.shape(), {DType::i64});
-    if (!places.is_contiguous()) {
-        Tensor to = dense_places;
-        copy(places, to);
+void CpuBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec&, Tensor& dx) {
+    const std::int64_t windows = plane_size(indices.shape());
+    const Tensor dense_indices =
+        indices.is_contiguous() ? indices : Tensor::empty(indices.shape(), {DType::i64});
+    if (!indices.is_contiguous()) {
+        Tensor to = dense_indices;
+        copy(indices, to);
     }
-    const auto* const place_of = dense_places.data<std::int64_t>();
+    const auto* const place_of = dense_indices.data<std::int64_t>();
     visit_floating_compute(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
         for_each_plane<T>(dy, dx, [&](std::int64_t plane, const T* from, T* to) {
@@ -134,7 +135,7 @@ void CpuBackend::max_pool_backward(const Tensor& places, const Tensor& dy, const
     });
 }
 
-void CpuBackend::average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) {
+void CpuBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) {
     const std::int64_t width = x.size(3);
     const std::vector<Span> all_rows = windows_along(0, y.size(2), x.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, y.size(3), width, options);
@@ -154,7 +155,7 @@ void CpuBackend::average_pool(const Tensor& x, const PoolOptions& options, Tenso
     });
 }
 
-void CpuBackend::average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) {
+void CpuBackend::average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) {
     const std::int64_t width = dx.size(3);
     const std::vector<Span> all_rows = windows_along(0, dy.size(2), dx.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, dy.size(3), width, options);

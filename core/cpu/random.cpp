@@ -59,13 +59,13 @@ void fill_uniform(RandomKey key, double low, double high, Tensor& y) {
 
 /// A pair of uniform numbers gives a pair of normal ones: elements 2k and 2k + 1.
 /// Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958.
-void normal_block(RandomKey key, std::int64_t first, std::int64_t n, float mean, float deviation, float* to) {
+void normal_block(RandomKey key, std::int64_t first, std::int64_t n, float mean, float std, float* to) {
     const WordBlock<std::uint32_t> words(key, first, n + n % 2);
     const auto pairs = static_cast<std::size_t>((n + 1) / 2);
     alignas(64) std::array<float, block_size> values;
     for (std::size_t i = 0; i < pairs; ++i) {
         const float u = static_cast<float>(words[2 * i]) * 0x1p-32F + 0x1p-33F;  // in (0, 1]
-        const float radius = std::sqrt(std::max(-2 * cpu::logarithm(u), 0.0F)) * deviation;
+        const float radius = std::sqrt(std::max(-2 * cpu::logarithm(u), 0.0F)) * std;
         const Turn direction = turn(words[2 * i + 1] >> 8);
         values[2 * i] = radius * direction.cosine + mean;
         values[2 * i + 1] = radius * direction.sine + mean;
@@ -73,14 +73,13 @@ void normal_block(RandomKey key, std::int64_t first, std::int64_t n, float mean,
     std::copy_n(values.begin(), n, to);
 }
 
-void normal_block(RandomKey key, std::int64_t first, std::int64_t n, double mean, double deviation,
-                  double* to) {
+void normal_block(RandomKey key, std::int64_t first, std::int64_t n, double mean, double std, double* to) {
     const WordBlock<std::uint64_t> words(key, first, n + n % 2);
     for (std::int64_t i = 0; i < n; ++i) {
         const auto at = static_cast<std::size_t>(i - i % 2);
         const double u = (static_cast<double>(words[at] >> 12) + 0.5) * 0x1p-52;
         const double angle = static_cast<double>(words[at + 1] >> 11) * (0x1p-53 * 2 * std::numbers::pi);
-        const double radius = std::sqrt(-2.0 * std::log(u)) * deviation;
+        const double radius = std::sqrt(-2.0 * std::log(u)) * std;
         to[i] = mean + radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
     }
 }
@@ -100,11 +99,11 @@ void CpuBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
         fill_uniform<float, std::uint32_t>(key, low, high, y);
 }
 
-void CpuBackend::normal(RandomKey key, double mean, double deviation, Tensor& y) {
+void CpuBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
     cpu::visit_floating_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         BlockMap<T>::run_at(y, [&](std::int64_t first, T* to, std::int64_t n) {
-            normal_block(key, first, n, static_cast<T>(mean), static_cast<T>(deviation), to);
+            normal_block(key, first, n, static_cast<T>(mean), static_cast<T>(std), to);
         });
     });
 }

@@ -29,7 +29,7 @@ struct Rows {
 };
 Rows rows_of(const Tensor& x, std::int64_t axes) {
     Rows rows;
-    const auto kept = static_cast<std::size_t>(x.rank() - axes);
+    const auto kept = static_cast<std::size_t>(x.ndim() - axes);
     for (std::size_t i = 0; i < x.shape().size(); ++i) (i < kept ? rows.count : rows.length) *= x.shape()[i];
     return rows;
 }
@@ -127,7 +127,7 @@ void reduce_rows(const Tensor& x, Rows rows, Tensor& y) {
 /// How many neighbouring elements of y read neighbouring elements of x, where that beats walking along the
 /// rows.
 std::int64_t column_width(const Tensor& x, std::int64_t axes) {
-    const auto kept = static_cast<std::size_t>(x.rank() - axes);
+    const auto kept = static_cast<std::size_t>(x.ndim() - axes);
     std::int64_t width = 1;
     for (std::size_t i = kept; i-- > 0;) {
         if (x.shape()[i] == 1) continue;
@@ -147,7 +147,7 @@ void sum_columns(const Tensor& x, std::int64_t axes, std::int64_t width, bool me
     const std::int64_t length = rows.length;
 
     // (outer.., reduced.., width..): x's axes in the order in which they are walked
-    const auto rank = static_cast<std::size_t>(x.rank());
+    const auto rank = static_cast<std::size_t>(x.ndim());
     const std::size_t kept = rank - static_cast<std::size_t>(axes);
     std::size_t first_of_width = kept;
     for (std::int64_t covered = 1; covered < width;) covered *= x.shape()[--first_of_width];

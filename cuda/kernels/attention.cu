@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(plain_threads, 1)
 }  // namespace
 
 void attention_by_kernels(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
-                          const AttentionOptions& options, Tensor& y, Tensor& logsumexp,
+                          const AttentionSpec& options, Tensor& y, Tensor& logsumexp,
                           const std::uint64_t* random_advance, cudaStream_t stream) {
     const bool fits_tensor_cores = std::max(q.size(3), v.size(3)) <= largest_tensor_core_size;
     visit_device_floating(q.dtype(), [&](auto zero) {

@@ -171,7 +171,7 @@ void attention_backward_plain(const AttentionBackward<T>& arguments, cudaStream_
 
 void attention_backward_by_kernels(const Tensor& q, const Tensor& k, const Tensor& v,
                                    const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
-                                   const Tensor& dy, const AttentionOptions& options, Tensor& dq, Tensor& dk,
+                                   const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,
                                    Tensor& dv, Tensor& dmask_or_none, const std::uint64_t* random_advance,
                                    cudaStream_t stream) {
     const bool fits_tensor_cores = std::max(q.size(3), v.size(3)) <= largest_tensor_core_size;

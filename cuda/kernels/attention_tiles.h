@@ -128,7 +128,7 @@ private:
 
 template <class C>
 AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor& mask_or_none,
-                                  const AttentionOptions& options, const std::uint64_t* random_advance,
+                                  const AttentionSpec& options, const std::uint64_t* random_advance,
                                   double unit) {
     AttentionRules<C> rules{};
     rules.batch = q.size(0);

@@ -1,5 +1,5 @@
 // Batch norm over x (batch, channels, positions), by kernels of our own: cuDNN has none that stops at the statistics, none
-// that takes the reciprocal deviation of given statistics, and none whose weight and bias are of a half type.
+// that takes the reciprocal standard deviation of given statistics, and none whose weight and bias are of a half type.
 //
 // Sums over a channel (statistics; the gradients of weight and bias) go in two steps. In the first, blockIdx.y is a
 // slice of the batch and of the positions, and a block of 256 threads splits into lanes along the positions, lanes along
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(block_threads)
 // Floor: reads 24 bytes a channel and slice, writes 3 numbers a channel.
 template <class S>
 __global__ void finish_statistics(const Moments<S>* partial, std::int64_t channels, std::int64_t slices,
-                                  double epsilon, S* mean, S* variance, S* reciprocal_deviation) {
+                                  double epsilon, S* mean, S* variance, S* rstd) {
     const std::int64_t channel = global_thread();
     if (channel >= channels) return;
     Moments<S> total = partial[channel * slices];
@@ -158,7 +158,7 @@ __global__ void finish_statistics(const Moments<S>* partial, std::int64_t channe
     const double spread = total.squares / total.count;
     mean[channel] = static_cast<S>(total.mean);
     variance[channel] = static_cast<S>(spread);
-    reciprocal_deviation[channel] = static_cast<S>(1.0 / sqrt(spread + epsilon));
+    rstd[channel] = static_cast<S>(1.0 / sqrt(spread + epsilon));
 }
 
 // ---- gradients of weight and bias ----
@@ -176,12 +176,12 @@ struct Slopes {
 // Floor: reads x and dy once (2 sizeof(T) bytes an element); five multiplications and additions an element.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
-    slopes_of_slices(const T* x, const T* dy, const compute_type<T>* mean,
-                     const compute_type<T>* reciprocal_deviation, Spread s, Slopes* partial) {
+    slopes_of_slices(const T* x, const T* dy, const compute_type<T>* mean, const compute_type<T>* rstd,
+                     Spread s, Slopes* partial) {
     using S = compute_type<T>;
     const Place at = place_of_thread(s);
     const bool used = at.channel < s.channels;
-    const S shift = used ? mean[at.channel] : S{0}, scale = used ? reciprocal_deviation[at.channel] : S{0};
+    const S shift = used ? mean[at.channel] : S{0}, scale = used ? rstd[at.channel] : S{0};
     Slopes total{0, 0};
     S products = 0, slopes = 0;
     int count = 0;
@@ -236,13 +236,13 @@ struct Affine {
 // N neighbours lie in one channel.
 // Floor: reads x and writes y once (2 sizeof(T) bytes an element); four multiplications and additions an element.
 template <class T, int N>
-__global__ void normalise(const T* x, const compute_type<T>* mean,
-                          const compute_type<T>* reciprocal_deviation, Affine<T> affine,
-                          std::int64_t channels, std::int64_t positions, std::int64_t packs, T* y) {
+__global__ void normalise(const T* x, const compute_type<T>* mean, const compute_type<T>* rstd,
+                          Affine<T> affine, std::int64_t channels, std::int64_t positions, std::int64_t packs,
+                          T* y) {
     using S = compute_type<T>;
     for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
         const std::int64_t channel = pack * N / positions % channels;
-        const S shift = mean[channel], scale = reciprocal_deviation[channel];
+        const S shift = mean[channel], scale = rstd[channel];
         const S factor = affine.factor(channel), offset = affine.offset(channel);
         const auto in = reinterpret_cast<const Pack<T, N>*>(x)[pack];
         Pack<T, N> out;
@@ -256,14 +256,13 @@ __global__ void normalise(const T* x, const compute_type<T>* mean,
 // the sums, and nullptr stands for given statistics, whose means are no functions of x.
 // Floor: reads x and dy and writes dx once (3 sizeof(T) bytes an element); six multiplications and additions an element.
 template <class T, int N>
-__global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean,
-                         const compute_type<T>* reciprocal_deviation, Affine<T> affine, const Slopes* totals,
-                         std::int64_t slices, double count, std::int64_t channels, std::int64_t positions,
-                         std::int64_t packs, T* dx) {
+__global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean, const compute_type<T>* rstd,
+                         Affine<T> affine, const Slopes* totals, std::int64_t slices, double count,
+                         std::int64_t channels, std::int64_t positions, std::int64_t packs, T* dx) {
     using S = compute_type<T>;
     for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
         const std::int64_t channel = pack * N / positions % channels;
-        const S shift = mean[channel], scale = reciprocal_deviation[channel];
+        const S shift = mean[channel], scale = rstd[channel];
         const S factor = scale * affine.factor(channel);
         S mean_slope = 0, mean_product = 0;
         if (totals != nullptr) {
@@ -327,7 +326,7 @@ void with_packs(std::int64_t count, std::int64_t positions, std::initializer_lis
 using namespace cuda;
 
 void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, Tensor& mean, Tensor& variance,
-                                        Tensor& reciprocal_deviation) {
+                                        Tensor& rstd) {
     const cudaStream_t queue = stream();
     if (mean.count() == 0) return;
     const Tensor x = contiguous(*this, given_x);
@@ -341,15 +340,15 @@ void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, T
                moments);
         launch(finish_statistics<S>, dim3(blocks_for(s.channels, block_threads)), dim3(block_threads), 0,
                queue, moments, s.channels, s.slices(), epsilon, elements_of<S>(mean),
-               elements_of<S>(variance), elements_of<S>(reciprocal_deviation));
+               elements_of<S>(variance), elements_of<S>(rstd));
     });
 }
 
 void CudaBackend::batch_norm(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                             const Tensor& mean, const Tensor& reciprocal_deviation, Tensor& y) {
+                             const Tensor& mean, const Tensor& rstd, Tensor& y) {
     const cudaStream_t queue = stream();
     const Tensor x = contiguous(*this, given_x), center = contiguous(*this, mean),
-                 reciprocal = contiguous(*this, reciprocal_deviation);
+                 reciprocal = contiguous(*this, rstd);
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using S = compute_type<T>;
@@ -364,12 +363,11 @@ void CudaBackend::batch_norm(const Tensor& given_x, const Tensor& weight_or_none
 }
 
 void CudaBackend::batch_norm_backward(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& mean,
-                                      const Tensor& reciprocal_deviation, const Tensor& given_dy,
-                                      bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
-                                      Tensor& dbias_or_none) {
+                                      const Tensor& rstd, const Tensor& given_dy, bool batch_statistics,
+                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
     const cudaStream_t queue = stream();
     const Tensor x = contiguous(*this, given_x), dy = contiguous(*this, given_dy),
-                 center = contiguous(*this, mean), reciprocal = contiguous(*this, reciprocal_deviation);
+                 center = contiguous(*this, mean), reciprocal = contiguous(*this, rstd);
     if (x.size(1) == 0) return;
     const Spread s = spread_over(x, multiprocessors());
     const bool wants_dx = dx_or_none.defined() && x.count() > 0;

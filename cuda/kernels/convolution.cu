@@ -75,7 +75,7 @@ __global__ void fold_kernel(const T* columns, T* image, Geometry g, std::int64_t
 }
 
 Geometry geometry_of(const Tensor& image, std::array<std::int64_t, 2> kernel,
-                     std::array<std::int64_t, 2> windows, const WindowOptions& options) {
+                     std::array<std::int64_t, 2> windows, const WindowSpec& options) {
     Geometry g{};
     g.channels = image.size(0);
     for (int axis = 0; axis < 2; ++axis) {
@@ -93,7 +93,7 @@ Geometry geometry_of(const Tensor& image, std::array<std::int64_t, 2> kernel,
 }  // namespace
 
 void unfold(const Tensor& image, std::array<std::int64_t, 2> kernel, std::array<std::int64_t, 2> windows,
-            const WindowOptions& options, Tensor& columns, cudaStream_t stream) {
+            const WindowSpec& options, Tensor& columns, cudaStream_t stream) {
     const Geometry g = geometry_of(image, kernel, windows, options);
     visit_device_floating(image.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -103,7 +103,7 @@ void unfold(const Tensor& image, std::array<std::int64_t, 2> kernel, std::array<
 }
 
 void fold(const Tensor& columns, std::array<std::int64_t, 2> kernel, std::array<std::int64_t, 2> windows,
-          const WindowOptions& options, Tensor& image, cudaStream_t stream) {
+          const WindowSpec& options, Tensor& image, cudaStream_t stream) {
     const Geometry g = geometry_of(image, kernel, windows, options);
     visit_device_floating(image.dtype(), [&](auto zero) {
         using T = decltype(zero);

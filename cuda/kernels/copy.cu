@@ -161,7 +161,7 @@ void put_in_memory_order(Tensor& from, Tensor& to) {
 
 /// Both are in memory order.
 void copy_ordered(cudaStream_t stream, const Tensor& from, Tensor& to) {
-    if (to.rank() > most_axes) {  // more than a kernel walks
+    if (to.ndim() > most_axes) {  // more than a kernel walks
         for (std::int64_t i = 0; i < to.shape()[0]; ++i) {
             const auto entry = [i](const Tensor& x) {
                 return x.alias(Shape(x.shape().begin() + 1, x.shape().end()),
@@ -187,7 +187,7 @@ void copy_ordered(cudaStream_t stream, const Tensor& from, Tensor& to) {
               "cudaMemcpyAsync");
         return;
     }
-    const std::size_t dense = to.rank() == 0 ? 0 : turned_axis(from, to);
+    const std::size_t dense = to.ndim() == 0 ? 0 : turned_axis(from, to);
     if (dense + 1 < to.shape().size()) return copy_turned(stream, from, to, dense);
     visit_word(to.dtype(), [&](auto zero) {
         using Word = decltype(zero);

@@ -33,7 +33,7 @@ struct Targets {
     std::int64_t ignore_index;
     double smoothing;
 };
-Targets targets_of(const Tensor& logits, const Tensor& labels, const CrossEntropyOptions& options) {
+Targets targets_of(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options) {
     return {row_vector<const std::int64_t>(labels), logits.size(0), logits.size(1), options.ignore_index,
             options.label_smoothing};
 }
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(most_row_threads)
 
 using namespace cuda;
 
-void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels,
-                                const CrossEntropyOptions& options, Tensor& losses, Tensor& logsumexp) {
+void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
+                                Tensor& losses, Tensor& logsumexp) {
     if (losses.count() == 0) return;
     const cudaStream_t on = stream();
     const DenseRows rows = dense_rows(*this, logits);
@@ -139,7 +139,7 @@ void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels,
 }
 
 void CudaBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
-                                         const Tensor& dlosses, const CrossEntropyOptions& options,
+                                         const Tensor& dlosses, const CrossEntropySpec& options,
                                          Tensor& dlogits) {
     if (dlogits.count() == 0) return;
     const cudaStream_t on = stream();

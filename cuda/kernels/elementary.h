@@ -105,8 +105,8 @@ __device__ T gelu_tanh_backward(T x, T dy) {
     const T z = not_beyond(x, T{40});
     const T square = z * z;
     const T s = sigmoid(T(twice_root_of_two_by_pi) * (z + T(cubic) * z * square));
-    const T slope = T(twice_root_of_two_by_pi) * (T{1} + T(3 * cubic) * square);
-    return dy * (s + z * slope * (s * (T{1} - s)));
+    const T derivative = T(twice_root_of_two_by_pi) * (T{1} + T(3 * cubic) * square);
+    return dy * (s + z * derivative * (s * (T{1} - s)));
 }
 
 template <class T>
@@ -198,13 +198,13 @@ __device__ void apply_unary_backward(UnaryOp op, const T (&x)[N], const T (&dy)[
     };
     switch (op) {
         case UnaryOp::relu:
-            return each([](T value, T slope) { return value <= T{0} ? T{0} : slope; });
+            return each([](T value, T derivative) { return value <= T{0} ? T{0} : derivative; });
         case UnaryOp::gelu:
-            return each([](T value, T slope) { return detail::gelu_backward(value, slope); });
+            return each([](T value, T derivative) { return detail::gelu_backward(value, derivative); });
         case UnaryOp::gelu_tanh:
-            return each([](T value, T slope) { return detail::gelu_tanh_backward(value, slope); });
+            return each([](T value, T derivative) { return detail::gelu_tanh_backward(value, derivative); });
         default:
-            return each([](T value, T slope) { return detail::silu_backward(value, slope); });
+            return each([](T value, T derivative) { return detail::silu_backward(value, derivative); });
     }
 }
 

@@ -120,25 +120,25 @@ __global__ void __launch_bounds__(256)
 void CudaBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
     const std::int64_t rows = weight.size(0);
     if (ids.count() == 0) return;
-    const Tensor places = cuda::contiguous(*this, ids, DType::i64);
+    const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
     if (cuda::moves_in_packs(weight, y)) {
-        cuda::embedding<uint4>(*this, weight, places, y);
+        cuda::embedding<uint4>(*this, weight, indices, y);
     } else {
         switch (size_of(weight.dtype())) {
             case 1:
-                cuda::embedding<std::uint8_t>(*this, weight, places, y);
+                cuda::embedding<std::uint8_t>(*this, weight, indices, y);
                 break;
             case 2:
-                cuda::embedding<std::uint16_t>(*this, weight, places, y);
+                cuda::embedding<std::uint16_t>(*this, weight, indices, y);
                 break;
             case 4:
-                cuda::embedding<std::uint32_t>(*this, weight, places, y);
+                cuda::embedding<std::uint32_t>(*this, weight, indices, y);
                 break;
             default:
-                cuda::embedding<std::uint64_t>(*this, weight, places, y);
+                cuda::embedding<std::uint64_t>(*this, weight, indices, y);
         }
     }
-    if (const std::optional<std::int64_t> bad = take_fault()) cuda::refuse(places, *bad, rows);
+    if (const std::optional<std::int64_t> bad = take_fault()) cuda::refuse(indices, *bad, rows);
 }
 
 void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
@@ -147,16 +147,16 @@ void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor
     const std::int64_t width = dweight.size(1);
     if (count == 0) return;
     const cudaStream_t queue = stream();
-    const Tensor places = cuda::contiguous(*this, ids, DType::i64);
+    const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
     const Tensor gradients =
         dy.dtype() == dweight.dtype() ? dy : cuda::contiguous(*this, dy, dweight.dtype());
-    if (const std::optional<std::int64_t> bad = cuda::first_bad_index(*this, places, rows))
-        cuda::refuse(places, *bad, rows);
+    if (const std::optional<std::int64_t> bad = cuda::first_bad_index(*this, indices, rows))
+        cuda::refuse(indices, *bad, rows);
     if (width == 0) return;
     // Ids are not negative now, so they are keys as they stand. (In recorded work a bad one can still come: the kernel
     // leaves it out, and the replay throws.)
     const cuda::SortedRows sorted = cuda::sort_rows<std::uint64_t>(
-        places.alias({1, count}, {count, 1}, places.offset()),
+        indices.alias({1, count}, {count, 1}, indices.offset()),
         static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1))), queue);
     const dim3 block = cuda::row_shape(width);
     const dim3 grid(cuda::blocks_for(count, block.y), cuda::blocks_for(width, block.x, 65535));

@@ -31,7 +31,7 @@ constexpr std::int64_t short_line = 32;
                          std::int64_t axis) {
     std::int64_t offset = index.offset();
     std::int64_t rest = position;
-    for (std::int64_t i = index.rank() - 1; i >= 0; --i) {
+    for (std::int64_t i = index.ndim() - 1; i >= 0; --i) {
         offset += rest % index.size(i) * index.strides()[static_cast<std::size_t>(i)];
         rest /= index.size(i);
     }

@@ -71,7 +71,7 @@ Tensor batch_axes(const Tensor& x) {
 }  // namespace
 
 void integer_matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate, cudaStream_t stream) {
-    const auto axis = static_cast<std::size_t>(y.rank() - 2);
+    const auto axis = static_cast<std::size_t>(y.ndim() - 2);
     Product p{y.size(-2),
               y.size(-1),
               a.size(-1),

@@ -345,30 +345,29 @@ void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_non
 
 void CudaBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                              const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
-                             Tensor& mean, Tensor& reciprocal_deviation) {
+                             Tensor& mean, Tensor& rstd) {
     cuda::forward(*this, x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean,
-                  reciprocal_deviation);
+                  rstd);
 }
 
 void CudaBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                      const Tensor& reciprocal_deviation, const Tensor& dy, bool accumulate,
+                                      const Tensor& rstd, const Tensor& dy, bool accumulate,
                                       Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    cuda::backward(*this, x, weight_or_none, &mean, reciprocal_deviation, dy, accumulate, dx_or_none,
-                   dweight_or_none, dbias_or_none);
+    cuda::backward(*this, x, weight_or_none, &mean, rstd, dy, accumulate, dx_or_none, dweight_or_none,
+                   dbias_or_none);
 }
 
 void CudaBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                           double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& reciprocal_rms) {
-    cuda::forward(*this, x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr,
-                  reciprocal_rms);
+                           double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
+    cuda::forward(*this, x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, rrms);
 }
 
-void CudaBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none,
-                                    const Tensor& reciprocal_rms, const Tensor& dy, bool accumulate,
-                                    Tensor& dx_or_none, Tensor& dweight_or_none) {
+void CudaBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
+                                    const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                                    Tensor& dweight_or_none) {
     Tensor no_bias;
-    cuda::backward(*this, x, weight_or_none, nullptr, reciprocal_rms, dy, accumulate, dx_or_none,
-                   dweight_or_none, no_bias);
+    cuda::backward(*this, x, weight_or_none, nullptr, rrms, dy, accumulate, dx_or_none, dweight_or_none,
+                   no_bias);
 }
 
 }  // namespace potluck

@@ -273,7 +273,7 @@ Entry entry_of(const Tensor& parameter, const Tensor& gradient, const Tensor& fi
 }
 
 template <class T>
-AdamWFactors<T> factors_of(const AdamWStep& step) {
+AdamWFactors<T> factors_of(const AdamWSpec& step) {
     const auto t = static_cast<double>(step.step);
     return {.beta1 = static_cast<T>(step.beta1),
             .beta2 = static_cast<T>(step.beta2),
@@ -289,7 +289,7 @@ AdamWFactors<T> factors_of(const AdamWStep& step) {
 }
 
 template <class T>
-SgdFactors<T> factors_of(const SgdStep& step) {
+SgdFactors<T> factors_of(const SgdSpec& step) {
     return {.rate = static_cast<T>(step.learning_rate),
             .momentum = static_cast<T>(step.momentum),
             .rest = static_cast<T>(1.0 - step.dampening),
@@ -301,7 +301,7 @@ SgdFactors<T> factors_of(const SgdStep& step) {
 }
 
 template <class T>
-void adamw(const std::vector<Entry>& entries, const AdamWStep& step, cudaStream_t stream) {
+void adamw(const std::vector<Entry>& entries, const AdamWSpec& step, cudaStream_t stream) {
     static_assert(sizeof(Table) + sizeof(AdamWFactors<T>) <= most_parameter_bytes);
     for (const Table& table : tables_of(entries))
         launch(&adamw_kernel<T>, static_cast<unsigned>(table.blocks), threads, 0, stream, table,
@@ -309,7 +309,7 @@ void adamw(const std::vector<Entry>& entries, const AdamWStep& step, cudaStream_
 }
 
 template <class T>
-void sgd(const std::vector<Entry>& entries, const SgdStep& step, cudaStream_t stream) {
+void sgd(const std::vector<Entry>& entries, const SgdSpec& step, cudaStream_t stream) {
     static_assert(sizeof(Table) + sizeof(SgdFactors<T>) <= most_parameter_bytes);
     for (const Table& table : tables_of(entries))
         launch(&sgd_kernel<T>, static_cast<unsigned>(table.blocks), threads, 0, stream, table,
@@ -359,7 +359,7 @@ void refuse_recording(const CudaBackend& backend, const char* op) {
 }  // namespace
 }  // namespace cuda
 
-void CudaBackend::adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) {
+void CudaBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
     cuda::refuse_recording(*this, "adamw");
     cuda::Entries entries;
     for (const AdamWTensors& one : tensors)
@@ -369,7 +369,7 @@ void CudaBackend::adamw(const AdamWStep& step, std::span<AdamWTensors> tensors) 
     cuda::adamw<double>(entries.in_double, step, stream());
 }
 
-void CudaBackend::sgd(const SgdStep& step, std::span<SgdTensors> tensors) {
+void CudaBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
     cuda::refuse_recording(*this, "sgd");
     cuda::Entries entries;
     for (const SgdTensors& one : tensors)

@@ -84,7 +84,7 @@ struct WindowGrid {
     }
 };
 /// Windows over the planes of `input`, as many as `output` has elements.
-WindowGrid window_grid(const Tensor& input, const Tensor& output, const PoolOptions& options) {
+WindowGrid window_grid(const Tensor& input, const Tensor& output, const PoolSpec& options) {
     const auto along = [&](std::size_t axis) {
         return Windows{options.kernel[axis],   options.stride[axis],    options.padding[axis],
                        options.dilation[axis], input.shape()[2 + axis], output.shape()[2 + axis]};
@@ -115,7 +115,7 @@ __device__ void for_each_result(std::int64_t planes, std::int64_t height, std::i
 // Floor: reads x once (windows overlap in the caches), writes y and 8 bytes of place for each result.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
-    max_pool_kernel(Planes<const T> x, WindowGrid windows, std::int64_t planes, T* y, std::int64_t* places) {
+    max_pool_kernel(Planes<const T> x, WindowGrid windows, std::int64_t planes, T* y, std::int64_t* indices) {
     for_each_result(planes, windows.rows.count, windows.columns.count,
                     [&](std::int64_t plane, std::int64_t row, std::int64_t column, std::int64_t result) {
                         const T* from = x.plane(plane);
@@ -131,24 +131,24 @@ __global__ void __launch_bounds__(block_threads)
                             });
                         });
                         y[result] = from_compute<T>(best);
-                        places[result] = place;
+                        indices[result] = place;
                     });
 }
 
-// Floor: reads places (8 bytes) and dy, writes dx once.
+// Floor: reads indices (8 bytes) and dy, writes dx once.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
-    max_pool_backward_kernel(Planes<const std::int64_t> places, Planes<const T> dy, WindowGrid windows,
+    max_pool_backward_kernel(Planes<const std::int64_t> indices, Planes<const T> dy, WindowGrid windows,
                              std::int64_t planes, T* dx) {
     for_each_result(planes, windows.rows.size, windows.columns.size,
                     [&](std::int64_t plane, std::int64_t row, std::int64_t column, std::int64_t result) {
-                        const std::int64_t* place = places.plane(plane);
+                        const std::int64_t* place = indices.plane(plane);
                         const T* gradient = dy.plane(plane);
                         const std::int64_t here = row * windows.columns.size + column;
                         compute_type<T> total = 0;
                         windows.rows.visit_windows(row, [&](std::int64_t i) {
                             windows.columns.visit_windows(column, [&](std::int64_t j) {
-                                if (place[places.offset(i, j)] == here)
+                                if (place[indices.offset(i, j)] == here)
                                     total += to_compute(gradient[dy.offset(i, j)]);
                             });
                         });
@@ -197,27 +197,27 @@ __global__ void __launch_bounds__(block_threads)
 
 using namespace cuda;
 
-void CudaBackend::max_pool(const Tensor& x, const PoolOptions& options, Tensor& y, Tensor& places) {
+void CudaBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
     const cudaStream_t on = stream();
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch_over(y, max_pool_kernel<T>, on, planes_of<const T>(x), window_grid(x, y, options),
-                    y.size(0) * y.size(1), elements_of<T>(y), elements_of<std::int64_t>(places));
+                    y.size(0) * y.size(1), elements_of<T>(y), elements_of<std::int64_t>(indices));
     });
 }
 
-void CudaBackend::max_pool_backward(const Tensor& places, const Tensor& dy, const PoolOptions& options,
+void CudaBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec& options,
                                     Tensor& dx) {
     const cudaStream_t on = stream();
     visit_device_floating(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        launch_over(dx, max_pool_backward_kernel<T>, on, planes_of<const std::int64_t>(places),
+        launch_over(dx, max_pool_backward_kernel<T>, on, planes_of<const std::int64_t>(indices),
                     planes_of<const T>(dy), window_grid(dx, dy, options), dx.size(0) * dx.size(1),
                     elements_of<T>(dx));
     });
 }
 
-void CudaBackend::average_pool(const Tensor& x, const PoolOptions& options, Tensor& y) {
+void CudaBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) {
     const cudaStream_t on = stream();
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -226,7 +226,7 @@ void CudaBackend::average_pool(const Tensor& x, const PoolOptions& options, Tens
     });
 }
 
-void CudaBackend::average_pool_backward(const Tensor& dy, const PoolOptions& options, Tensor& dx) {
+void CudaBackend::average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) {
     const cudaStream_t on = stream();
     visit_device_floating(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);

@@ -65,7 +65,7 @@ __device__ NormalFloats normal_pair(std::uint32_t length, std::uint32_t angle) {
 template <class Computed>
 struct Normal {
     MovingKey key;
-    Computed mean, deviation;
+    Computed mean, std;
 
     template <int N, class T>
     __device__ void operator()(std::int64_t first, Pack<T, N>& y) const {
@@ -73,14 +73,14 @@ struct Normal {
             Word<Computed> words[2];
             random_words(key, first - first % 2, words);
             const auto pair = normal_pair(words[0], words[1]);
-            y.values[0] = from_compute<T>((first % 2 == 0 ? pair.even : pair.odd) * deviation + mean);
+            y.values[0] = from_compute<T>((first % 2 == 0 ? pair.even : pair.odd) * std + mean);
         } else {
             Word<Computed> words[N];
             random_words(key, first, words);
             for (int i = 0; i < N; i += 2) {
                 const auto pair = normal_pair(words[i], words[i + 1]);
-                y.values[i] = from_compute<T>(pair.even * deviation + mean);
-                y.values[i + 1] = from_compute<T>(pair.odd * deviation + mean);
+                y.values[i] = from_compute<T>(pair.even * std + mean);
+                y.values[i + 1] = from_compute<T>(pair.odd * std + mean);
             }
         }
     }
@@ -125,12 +125,12 @@ void CudaBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
     });
 }
 
-void CudaBackend::normal(RandomKey key, double mean, double deviation, Tensor& y) {
+void CudaBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
     cuda::visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using Computed = cuda::compute_type<T>;
         const cuda::Normal<Computed> body{
-            {key, random_advance()}, static_cast<Computed>(mean), static_cast<Computed>(deviation)};
+            {key, random_advance()}, static_cast<Computed>(mean), static_cast<Computed>(std)};
         cuda::ElementMap<T>::run(stream(), body, y);
     });
 }

@@ -53,15 +53,15 @@ struct ExtremeOf {
         Computed best;
         std::int64_t place;  // -1: none yet
     };
-    T* values;             // nullptr: places are wanted
-    std::int64_t* places;  // nullptr: values are wanted
+    T* values;              // nullptr: indices are wanted
+    std::int64_t* indices;  // nullptr: values are wanted
     bool largest;
 
     __device__ State start(std::int64_t) const { return {0, -1}; }
     __device__ bool beats(Computed candidate, Computed best) const {
         return (largest ? candidate > best : candidate < best) || (candidate != candidate && best == best);
     }
-    /// Elements come in the order of their places.
+    /// Elements come in the order of their indices.
     __device__ void fold(State& state, Computed value, std::int64_t place) const {
         if (state.place < 0 || beats(value, state.best)) state = {value, place};
     }
@@ -75,7 +75,7 @@ struct ExtremeOf {
         if (values != nullptr)
             values[row] = from_compute<T>(state.best);
         else
-            places[row] = state.place;
+            indices[row] = state.place;
     }
 };
 
@@ -294,8 +294,8 @@ template <class Op>
 void run(CudaBackend& backend, const Tensor& x, std::int64_t axes, const Op& op) {
     using State = typename Op::State;
     const cudaStream_t on = backend.stream();
-    const Walk kept = walk_of(x, 0, x.rank() - axes);
-    const Walk reduced = walk_of(x, x.rank() - axes, x.rank());
+    const Walk kept = walk_of(x, 0, x.ndim() - axes);
+    const Walk reduced = walk_of(x, x.ndim() - axes, x.ndim());
     Source<typename Op::Element> source{
         elements_of<typename Op::Element>(x), kept, reduced, kept.count(), reduced.count(), 0};
     const bool near_columns = kept.step() == 1 && reduced.step() != 1 && source.rows >= warp_size;

@@ -18,8 +18,8 @@
 #include "core/memory.h"
 #include "core/trace.h"
 #include "core/version.h"
-#include "nn/gpt2.h"
-#include "nn/optim.h"
+#include "nn/models/gpt2.h"
+#include "nn/optim/optimizer.h"
 
 using namespace potluck;
 

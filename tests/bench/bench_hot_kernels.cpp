@@ -161,7 +161,7 @@ void attention(const Bench& bench) {
     Tensor dv = bench.empty(shape);
     Tensor logsumexp = bench.empty({shape[0], heads, time}, DType::f32);
     Tensor none;
-    const AttentionOptions options{.causal = true, .scale = 0.125};
+    const AttentionSpec options{.causal = true, .scale = 0.125};
     const double bytes = static_cast<double>(q.bytes());
     // Two products of queries x keys x head size, half of them masked away.
     const double product = static_cast<double>(shape[0] * heads * time * time * head_size);
@@ -207,7 +207,7 @@ void images(const Bench& bench) {
     Tensor y = bench.empty({batch, 64, 56, 56});
     Tensor dweight = bench.empty({64, 64, 3, 3});
     Tensor none;
-    ConvolutionOptions options;
+    ConvolutionSpec options;
     options.padding = {1, 1};
     const double operations = 2.0 * static_cast<double>(batch) * 64 * 64 * 9 * 56 * 56;
     const double bytes = static_cast<double>(x.bytes());
@@ -225,7 +225,7 @@ void images(const Bench& bench) {
                   [&] { kernels.batch_norm_statistics(planes, 1e-5, mean, variance, reciprocal); });
     Tensor pooled = bench.empty({batch, 64, 28, 28});
     Tensor places = bench.empty({batch, 64, 28, 28}, DType::i64);
-    PoolOptions pool;
+    PoolSpec pool;
     pool.kernel = {2, 2};
     pool.stride = {2, 2};
     bench.measure("max_pool 2 x 2", bytes * 1.25 + static_cast<double>(places.bytes()), 0,
@@ -239,7 +239,7 @@ void updates(const Bench& bench) {
     const Tensor first = zeros({count}, {DType::f32, bench.device});
     const Tensor second = zeros({count}, {DType::f32, bench.device});
     const double bytes = static_cast<double>(parameter.bytes());
-    const AdamWStep step{3e-4, 0.9, 0.95, 1e-8, 0.1, 10};
+    const AdamWSpec step{3e-4, 0.9, 0.95, 1e-8, 0.1, 10};
     bench.measure(fmt::format("adamw of {} M parameters, f32", count / 1'000'000), 7 * bytes, 0, [&] {
         AdamWTensors tensors{parameter, gradient, first, second, {}};
         bench.kernels().adamw(step, std::span(&tensors, 1));

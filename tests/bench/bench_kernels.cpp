@@ -253,7 +253,7 @@ void attention(std::int64_t time, bool causal, double dropout) {
     Tensor y = by_time(), dq = by_time(), dk = by_time(), dv = by_time();
     Tensor logsumexp = empty({batch, heads, time});
     Tensor none;
-    const AttentionOptions options{causal, 0.125, dropout, {1, 0}};
+    const AttentionSpec options{causal, 0.125, dropout, {1, 0}};
     const std::int64_t seen = causal ? time * (time + 1) / 2 : time * time;
     const std::int64_t product = 2 * batch * heads * seen * size;
     const std::string of =

@@ -128,7 +128,7 @@ TEST_CASE("borrow: the caller's memory, no copy") {
 TEST_CASE("random factories: shapes, ranges, and the generator they use") {
     Generator generator(1);
     CHECK(rand({0}).count() == 0);
-    CHECK(rand({}).rank() == 0);
+    CHECK(rand({}).ndim() == 0);
     CHECK(randn({3, 5}, {DType::f16}).dtype() == DType::f16);
     CHECK_THROWS_AS(rand({2}, {DType::i64}), Error);
     CHECK_THROWS_AS(randn({2}, {DType::boolean}), Error);

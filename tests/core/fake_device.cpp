@@ -64,9 +64,9 @@ public:
         Tensor target = here(y);
         backend(Device::cpu()).uniform(key, low, high, target);
     }
-    void normal(RandomKey key, double mean, double deviation, Tensor& y) override {
+    void normal(RandomKey key, double mean, double std, Tensor& y) override {
         Tensor target = here(y);
-        backend(Device::cpu()).normal(key, mean, deviation, target);
+        backend(Device::cpu()).normal(key, mean, std, target);
     }
     void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override {
         Tensor target = here(y);
@@ -91,11 +91,11 @@ public:
     void softmax_backward(const Tensor&, const Tensor&, bool, Tensor&) override {
         refuse("softmax_backward");
     }
-    void cross_entropy(const Tensor&, const Tensor&, const CrossEntropyOptions&, Tensor&, Tensor&) override {
+    void cross_entropy(const Tensor&, const Tensor&, const CrossEntropySpec&, Tensor&, Tensor&) override {
         refuse("cross_entropy");
     }
     void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                const CrossEntropyOptions&, Tensor&) override {
+                                const CrossEntropySpec&, Tensor&) override {
         refuse("cross_entropy_backward");
     }
     void layer_norm(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double, Tensor&, Tensor&,
@@ -124,20 +124,19 @@ public:
                              Tensor&, Tensor&, Tensor&) override {
         refuse("batch_norm_backward");
     }
-    void convolution(const Tensor&, const Tensor&, const Tensor&, const ConvolutionOptions&,
-                     Tensor&) override {
+    void convolution(const Tensor&, const Tensor&, const Tensor&, const ConvolutionSpec&, Tensor&) override {
         refuse("convolution");
     }
-    void convolution_backward(const Tensor&, const Tensor&, const Tensor&, const ConvolutionOptions&, Tensor&,
+    void convolution_backward(const Tensor&, const Tensor&, const Tensor&, const ConvolutionSpec&, Tensor&,
                               Tensor&, Tensor&) override {
         refuse("convolution_backward");
     }
-    void max_pool(const Tensor&, const PoolOptions&, Tensor&, Tensor&) override { refuse("max_pool"); }
-    void max_pool_backward(const Tensor&, const Tensor&, const PoolOptions&, Tensor&) override {
+    void max_pool(const Tensor&, const PoolSpec&, Tensor&, Tensor&) override { refuse("max_pool"); }
+    void max_pool_backward(const Tensor&, const Tensor&, const PoolSpec&, Tensor&) override {
         refuse("max_pool_backward");
     }
-    void average_pool(const Tensor&, const PoolOptions&, Tensor&) override { refuse("average_pool"); }
-    void average_pool_backward(const Tensor&, const PoolOptions&, Tensor&) override {
+    void average_pool(const Tensor&, const PoolSpec&, Tensor&) override { refuse("average_pool"); }
+    void average_pool_backward(const Tensor&, const PoolSpec&, Tensor&) override {
         refuse("average_pool_backward");
     }
     void embedding(const Tensor&, const Tensor&, Tensor&) override { refuse("embedding"); }
@@ -146,20 +145,20 @@ public:
     void scatter_add(std::int64_t, const Tensor&, const Tensor&, Tensor&) override { refuse("scatter_add"); }
     void tril(const Tensor&, std::int64_t, Tensor&) override { refuse("tril"); }
     void rotary(const Tensor&, const Tensor&, const Tensor&, bool, Tensor&) override { refuse("rotary"); }
-    void attention(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionOptions&,
-                   Tensor&, Tensor&) override {
+    void attention(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionSpec&, Tensor&,
+                   Tensor&) override {
         refuse("attention");
     }
     void attention_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                            const Tensor&, const Tensor&, const AttentionOptions&, Tensor&, Tensor&, Tensor&,
+                            const Tensor&, const Tensor&, const AttentionSpec&, Tensor&, Tensor&, Tensor&,
                             Tensor&) override {
         refuse("attention_backward");
     }
     void dropout(RandomKey, double, const Tensor&, Tensor&) override { refuse("dropout"); }
     void topk(const Tensor&, std::int64_t, bool, Tensor&, Tensor&) override { refuse("topk"); }
     void multinomial(RandomKey, const Tensor&, bool, Tensor&) override { refuse("multinomial"); }
-    void adamw(const AdamWStep&, std::span<AdamWTensors>) override { refuse("adamw"); }
-    void sgd(const SgdStep&, std::span<SgdTensors>) override { refuse("sgd"); }
+    void adamw(const AdamWSpec&, std::span<AdamWTensors>) override { refuse("adamw"); }
+    void sgd(const SgdSpec&, std::span<SgdTensors>) override { refuse("sgd"); }
     double sum_of_squares(std::span<const Tensor>) override { refuse("sum_of_squares"); }
     double largest_magnitude(std::span<const Tensor>) override { refuse("largest_magnitude"); }
 };

@@ -178,9 +178,9 @@ TEST_CASE("largest_magnitude finds the largest of either sign; NaN wins") {
 
 namespace {
 
-constexpr AdamWStep adamw_step{
+constexpr AdamWSpec adamw_step{
     .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1, .step = 2};
-constexpr SgdStep sgd_step{.learning_rate = 0.1,
+constexpr SgdSpec sgd_step{.learning_rate = 0.1,
                            .momentum = 0.9,
                            .dampening = 0.25,
                            .weight_decay = 0.01,
@@ -327,7 +327,7 @@ TEST_CASE("stochastic rounding: every device gives the same bits, and the mean o
     constexpr std::int64_t count = 50003;
     // All exact in f32, so that devices could differ in the rounding only: 1 - 0.75 * 2^-9 lies 0.375 of bf16's step
     // below 1.
-    const SgdStep step{.learning_rate = 0x1p-9,
+    const SgdSpec step{.learning_rate = 0x1p-9,
                        .momentum = 0.0,
                        .dampening = 0.0,
                        .weight_decay = 0.0,

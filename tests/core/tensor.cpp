@@ -70,7 +70,7 @@ TEST_CASE("Tensor::empty: what it says about itself") {
     CHECK(x.defined());
     CHECK(x.shape() == Shape{2, 3});
     CHECK(x.strides() == Strides{3, 1});
-    CHECK(x.rank() == 2);
+    CHECK(x.ndim() == 2);
     CHECK(x.size(0) == 2);
     CHECK(x.size(-1) == 3);
     CHECK(x.count() == 6);
@@ -93,7 +93,7 @@ TEST_CASE("Tensor: zero-size and scalar tensors are tensors") {
     CHECK(none.to_vector().empty());
     CHECK_THROWS_AS(none.item(), Error);
     const Tensor one = tensor(2.5);
-    CHECK(one.rank() == 0);
+    CHECK(one.ndim() == 0);
     CHECK(one.count() == 1);
     CHECK(one.item() == 2.5);
     CHECK(one.to_vector<float>() == std::vector<float>{2.5F});
@@ -189,7 +189,7 @@ TEST_CASE("a tensor of 2^40 elements with strides of 0 takes no memory") {
 TEST_CASE("rank 9 works like any other") {
     const Shape shape{2, 1, 3, 1, 2, 1, 2, 1, 2};
     const Tensor x = counting(shape);
-    CHECK(x.rank() == 9);
+    CHECK(x.ndim() == 9);
     CHECK(x.to_vector<std::int64_t>()[47] == 47);
     Shape turned(shape.rbegin(), shape.rend());
     Strides strides(x.strides().rbegin(), x.strides().rend());

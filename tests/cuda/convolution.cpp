@@ -20,7 +20,7 @@ struct Results {
 };
 
 Results convolve(Device device, const Tensor& x, const Tensor& weight, const Tensor& bias, const Shape& shape,
-                 const ConvolutionOptions& options) {
+                 const ConvolutionSpec& options) {
     const TensorOptions like{x.dtype(), device};
     const Tensor x_there = x.to(device), weight_there = weight.to(device), bias_there = bias.to(device);
     Results r{Tensor::empty(shape, like), Tensor::empty(x.shape(), like), Tensor::empty(weight.shape(), like),
@@ -34,11 +34,11 @@ Results convolve(Device device, const Tensor& x, const Tensor& weight, const Ten
 void check_convolutions(std::int64_t more_images) {
     struct Case {
         Shape x, weight;
-        ConvolutionOptions options;
+        ConvolutionSpec options;
     };
     const auto with = [](std::array<std::int64_t, 2> stride, std::array<std::int64_t, 2> padding,
                          std::array<std::int64_t, 2> dilation, std::int64_t groups) {
-        ConvolutionOptions options;
+        ConvolutionSpec options;
         options.stride = stride;
         options.padding = padding;
         options.dilation = dilation;

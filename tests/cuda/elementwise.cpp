@@ -306,7 +306,7 @@ TEST_CASE("cuda elementwise: chains of every kind of step, with inputs of any st
     const std::vector<ChainStep> steps{{.kind = apply, .function = UnaryOp::square},
                                        {.kind = combine, .op = BinaryOp::add, .input = 1},
                                        {.kind = combine_into, .op = BinaryOp::subtract, .input = 2},
-                                       {.kind = slope, .function = UnaryOp::silu, .input = 0},
+                                       {.kind = derivative, .function = UnaryOp::silu, .input = 0},
                                        {.kind = combine, .op = BinaryOp::maximum, .input = 0},
                                        {.kind = apply, .function = UnaryOp::negate},
                                        {.kind = combine_into, .op = BinaryOp::multiply, .input = 1},

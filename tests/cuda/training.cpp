@@ -9,8 +9,8 @@
 #include "core/capture.h"
 #include "core/factories.h"
 #include "core/random.h"
-#include "nn/clip.h"
-#include "nn/potluck.h"
+#include "nn/train/clip.h"
+#include "potluck.h"
 #include "tests/cuda/device.h"
 #include "tests/expect_error.h"
 

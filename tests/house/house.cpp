@@ -38,8 +38,8 @@ public:
         write("autograd/ops/meson.build", "files('norm.cpp')\ninstall_headers('norm.h')\n");
         write("data/text.h", "#include \"core/tensor.h\"\n");
         write("data/meson.build", "install_headers('text.h')\n");
-        write("nn/potluck.h", "#include \"autograd/ops/norm.h\"\n#include \"data/text.h\"\n");
-        write("nn/meson.build", "install_headers('potluck.h')\n");
+        write("potluck.h", "#include \"autograd/ops/norm.h\"\n#include \"data/text.h\"\n");
+        write("meson.build", "install_headers('potluck.h')\n");
         write("examples/hello.cpp", "#include <potluck.h>\n");
         write("examples/meson.build", "programs = [\n  'hello',\n]\n");
         write("tests/ops/norm.cpp", "#include \"autograd/ops/norm.h\"\n#include <doctest/doctest.h>\n");
@@ -116,9 +116,8 @@ TEST_CASE("house: a tree without faults is left in peace") {
 TEST_CASE("house: a planted fault is found") {
     const SmallHouse house;
     SUBCASE("an include that goes up") {
-        house.write("core/tensor.h", "#include \"nn/potluck.h\"\n");
-        check_one_fault(includes_going_up(house.tree()),
-                        "core/tensor.h:1: core/ may not include nn/potluck.h");
+        house.write("core/tensor.h", "#include \"potluck.h\"\n");
+        check_one_fault(includes_going_up(house.tree()), "core/tensor.h:1: core/ may not include potluck.h");
     }
     SUBCASE("an include of the room next door") {
         house.write("data/text.h", "\n#include \"autograd/ops/norm.h\"\n");
@@ -127,7 +126,7 @@ TEST_CASE("house: a planted fault is found") {
     }
     SUBCASE("an include in angles that goes up") {
         house.write("core/tensor.h", "#  include <potluck.h>\n");
-        check_one_fault(includes_going_up(house.tree()), "core/ may not include nn/potluck.h");
+        check_one_fault(includes_going_up(house.tree()), "core/ may not include potluck.h");
     }
     SUBCASE("an include that is not written from the root") {
         house.write("core/cpu/norm.cpp", "#include \"../tensor.h\"\n");
@@ -151,7 +150,7 @@ TEST_CASE("house: a planted fault is found") {
         check_one_fault(third_party_in_public_headers(house.tree()), "<omp.h>");
     }
     SUBCASE("no umbrella header") {
-        house.remove("nn/potluck.h");
+        house.remove("potluck.h");
         check_one_fault(third_party_in_public_headers(house.tree()), "umbrella header is missing");
     }
     SUBCASE("a public header that is not installed") {

@@ -11,12 +11,14 @@
 namespace potluck::house {
 namespace {
 
-constexpr const char* umbrella = "nn/potluck.h";
+namespace fs = std::filesystem;
+
+constexpr const char* umbrella = "potluck.h";
 
 // A floor may include itself and what is below it. Two rooms of one floor do not know each other.
 const std::map<std::string, int, std::less<>> floors = {
-    {"core", 1}, {"autograd", 2}, {"data", 2},     {"cuda", 2},
-    {"nn", 3},   {"dist", 4},     {"examples", 5}, {"tests", 6},
+    {"core", 1}, {"autograd", 2}, {"data", 2},     {"cuda", 2},  {"nn", 3},
+    {"dist", 4}, {umbrella, 5},   {"examples", 6}, {"tests", 7},
 };
 
 // The emulator stands in for the CUDA runtime, which cuda/ includes, and is a test: the one way up.
@@ -91,10 +93,10 @@ bool is_standard_header(std::string_view name) {
 std::set<std::string> installed_headers(const Tree& tree) {
     std::set<std::string> headers;
     for (const std::string& file : tree.files) {
-        if (!file.ends_with("/meson.build") || top_folder(file) == "tests") continue;
+        if (fs::path(file).filename() != "meson.build" || top_folder(file) == "tests") continue;
         for (const std::string& name : quoted_names(tree, file)) {
             // A header that is only looked for, such as <cudnn.h>, is not in the tree.
-            const std::string header = folder_of(file) + "/" + name;
+            const std::string header = (fs::path(folder_of(file)) / name).generic_string();
             if (is_header(name) && contains(tree, header)) headers.insert(header);
         }
     }
@@ -173,7 +175,7 @@ Faults installed_headers_differ(const Tree& tree) {
         if (!installed.contains(file)) {
             faults.push_back(
                 file + ": potluck.h includes it, but it is not installed. Add it to install_headers() in " +
-                folder_of(file) + "/meson.build.");
+                (fs::path(folder_of(file)) / "meson.build").generic_string() + ".");
         }
     }
     for (const std::string& file : installed) {

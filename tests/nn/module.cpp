@@ -5,7 +5,7 @@
 #include <memory>
 #include <sstream>
 
-#include "nn/potluck.h"
+#include "potluck.h"
 #include "tests/nn/support.h"
 
 using namespace potluck;

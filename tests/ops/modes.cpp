@@ -119,7 +119,7 @@ Tensor spaced_layout(const Tensor& x) {
 }
 /// The first entry along the longest axis, repeated with stride 0. The values are others than those of x.
 Tensor repeated_layout(const Tensor& x) {
-    if (x.count() == 0 || x.rank() == 0) return x;
+    if (x.count() == 0 || x.ndim() == 0) return x;
     std::size_t axis = 0;
     for (std::size_t i = 1; i < x.shape().size(); ++i)
         if (x.shape()[i] > x.shape()[axis]) axis = i;

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "autograd/ops/matmul.h"
+#include "core/factories.h"
+#include "nn/init.h"
+#include "nn/module.h"
+
+namespace potluck::nn {
+
+struct LinearOptions {
+    bool bias = true;
+    bool initialize = true;  // false leaves zeros, for a model that sets its own start values
+};
+
+/// x weight^T + bias: (.., in) to (.., out). weight (out, in), bias (out). Both start uniform in +-1 / sqrt(in).
+class Linear : public Module {
+public:
+    Tensor weight, bias;
+
+    /// Throws Error when a size is below 1.
+    Linear(std::int64_t in, std::int64_t out, LinearOptions options = {}) {
+        if (in < 1 || out < 1) {
+            throw Error("linear", "sizes must be at least 1: in is " + std::to_string(in) + ", out is " +
+                                      std::to_string(out) + ".");
+        }
+        weight = parameter(zeros({out, in}));
+        if (options.bias) bias = parameter(zeros({out}));
+        if (!options.initialize) return;
+        const double bound = 1.0 / std::sqrt(static_cast<double>(in));
+        init::uniform(weight, -bound, bound);
+        if (options.bias) init::uniform(bias, -bound, bound);
+    }
+
+    /// Made of given tensors, which it shares: a layer tied to another one. Throws Error when they are not (out, in)
+    /// and (out).
+    explicit Linear(Tensor shared_weight, Tensor shared_bias = {})
+        : weight(std::move(shared_weight)), bias(std::move(shared_bias)) {
+        if (weight.ndim() != 2 || (bias.defined() && bias.shape() != Shape{weight.size(0)})) {
+            throw Error("linear",
+                        "weight must be (out, in) and bias (out): they are " +
+                            potluck::to_string(weight.shape()) +
+                            (bias.defined() ? " and " + potluck::to_string(bias.shape()) + "." : "."));
+        }
+    }
+
+    void members(Members& m) override { m("weight", weight)("bias", bias); }
+    Tensor forward(const Tensor& x) override { return linear(x, weight, bias); }
+    std::string describe() const override {
+        return "Linear(" + std::to_string(weight.size(1)) + ", " + std::to_string(weight.size(0)) +
+               (bias.defined() ? ")" : ", no bias)");
+    }
+};
+
+}  // namespace potluck::nn

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "autograd/ops/activation.h"
+#include "core/error.h"
+#include "nn/layers/linear.h"
+#include "nn/module.h"
+
+namespace potluck::nn {
+
+/// down(activation(up(x))): (.., in) to (.., out) through `hidden` units, relu unless another function is given.
+class MLP : public Module {
+public:
+    Linear up, down;
+
+    /// Takes the name of an op, also one that the C library knows as well (tanh).
+    MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Tensor (*activation)(const Tensor&) = relu)
+        : MLP(in, hidden, out, std::function<Tensor(const Tensor&)>(activation)) {}
+    /// Takes anything else that makes a tensor of a tensor.
+    template <std::invocable<const Tensor&> Activation>
+    MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Activation activation)
+        : up(in, hidden), down(hidden, out), activation_(std::move(activation)) {
+        if (!activation_) throw Error("mlp", "the activation is an empty function. Give one, such as relu.");
+    }
+
+    void members(Members& m) override { m("up", up)("down", down); }
+    Tensor forward(const Tensor& x) override { return down(activation_(up(x))); }
+
+private:
+    std::function<Tensor(const Tensor&)> activation_;
+};
+
+/// down_proj(silu(gate_proj(x)) * up_proj(x)) without biases (Shazeer, "GLU Variants Improve Transformer", 2020), with
+/// Llama's names: (.., width) to (.., width) through `hidden` units.
+class SwiGLU : public Module {
+public:
+    Linear gate_proj, up_proj, down_proj;
+
+    SwiGLU(std::int64_t width, std::int64_t hidden, bool initialize = true)
+        : gate_proj(width, hidden, {.bias = false, .initialize = initialize}),
+          up_proj(width, hidden, {.bias = false, .initialize = initialize}),
+          down_proj(hidden, width, {.bias = false, .initialize = initialize}) {}
+
+    void members(Members& m) override {
+        m("gate_proj", gate_proj)("up_proj", up_proj)("down_proj", down_proj);
+    }
+    Tensor forward(const Tensor& x) override { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
+};
+
+}  // namespace potluck::nn

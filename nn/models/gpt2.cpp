@@ -1,0 +1,125 @@
+#include "nn/models/gpt2.h"
+
+#include <cmath>
+#include <tuple>
+
+#include "autograd/ops/activation.h"
+#include "autograd/ops/attention.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/matmul.h"
+#include "autograd/ops/view.h"
+#include "core/format.h"
+#include "nn/init.h"
+
+namespace potluck::nn {
+namespace {
+
+const GPT2Config& checked(const GPT2Config& config) {
+    check_heads("gpt2", config.width, config.heads, config.heads);
+    if (config.vocabulary < 1 || config.context < 1 || config.layers < 1) {
+        throw Error("gpt2", fmt::format("vocabulary {}, context {} and layers {} must be at least 1.",
+                                        config.vocabulary, config.context, config.layers));
+    }
+    if (!(config.dropout >= 0.0 && config.dropout <= 1.0)) {
+        throw Error("gpt2", fmt::format("dropout is {}. A probability lies in [0, 1].", config.dropout));
+    }
+    return config;
+}
+
+}  // namespace
+
+Conv1D::Conv1D(std::int64_t in, std::int64_t out)
+    : weight(parameter(zeros({in, out}))), bias(parameter(zeros({out}))) {}
+
+Tensor Conv1D::forward(const Tensor& x) { return linear(x, weight.transpose(0, 1), bias); }
+
+std::string Conv1D::describe() const { return fmt::format("Conv1D({}, {})", weight.size(0), weight.size(1)); }
+
+GPT2Attention::GPT2Attention(const GPT2Config& config)
+    : c_attn(config.width, 3 * config.width),
+      c_proj(config.width, config.width),
+      heads_(config.heads),
+      dropout_(config.dropout) {}
+
+Tensor GPT2Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
+    const std::vector<Tensor> parts = split(c_attn(x), x.size(-1), -1);  // three of (batch, time, width)
+    const Tensor q = split_heads(parts[0], heads_);                      // (batch, heads, time, head_size)
+    Tensor k = split_heads(parts[1], heads_);
+    Tensor v = split_heads(parts[2], heads_);
+    if (cache != nullptr) std::tie(k, v) = cache->append(layer, k, v);
+    const Tensor y =
+        scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout_ : 0.0});
+    return c_proj(merge_heads(y));
+}
+
+GPT2MLP::GPT2MLP(const GPT2Config& config)
+    : c_fc(config.width, 4 * config.width), c_proj(4 * config.width, config.width) {}
+
+Tensor GPT2MLP::forward(const Tensor& x) {
+    return c_proj(linear_gelu(x, c_fc.weight.transpose(0, 1), c_fc.bias));
+}
+
+GPT2Block::GPT2Block(const GPT2Config& config)
+    : ln_1(config.width, config.layer_norm_epsilon),
+      ln_2(config.width, config.layer_norm_epsilon),
+      attn(config),
+      mlp(config),
+      dropout(config.dropout) {}
+
+Tensor GPT2Block::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
+    const auto [attended, normalised] = ln_2.add_and_norm(x, dropout(attn.forward(ln_1(x), cache, layer)));
+    return attended + dropout(mlp(normalised));
+}
+
+GPT2::Transformer::Transformer(const GPT2Config& config)
+    : wte(config.vocabulary, config.width, 0.0),
+      wpe(config.context, config.width, 0.0),
+      dropout(config.dropout),
+      ln_f(config.width, config.layer_norm_epsilon) {
+    for (std::int64_t i = 0; i < config.layers; ++i) h.emplace_back(config);
+}
+
+GPT2::GPT2(const GPT2Config& config)
+    : transformer(checked(config)),
+      lm_head(config.tie_embeddings
+                  ? Linear(transformer.wte.weight)
+                  : Linear(config.width, config.vocabulary, {.bias = false, .initialize = false})),
+      config_(config) {
+    const double residual_deviation = 0.02 / std::sqrt(2.0 * static_cast<double>(config.layers));
+    for (const auto& [name, tensor] : named_parameters()) {
+        if (tensor.ndim() < 2) continue;
+        init::normal(tensor, 0.0, name.ends_with("c_proj.weight") ? residual_deviation : 0.02);
+    }
+}
+
+Tensor GPT2::features(const Tensor& ids, KeyValueCache* cache) {
+    const std::int64_t start = cache != nullptr ? cache->length() : 0;
+    check_ids("gpt2", ids, start, config_.context);
+    const std::int64_t time = ids.size(1);
+    const Tensor positions = transformer.wpe.weight.narrow(0, start, time);  // (time, width)
+    Tensor x = transformer.dropout(transformer.wte(ids) + positions);        // (batch, time, width)
+    for (std::size_t i = 0; i < transformer.h.size(); ++i) {
+        x = transformer.h[i].forward(x, cache, static_cast<std::int64_t>(i));
+    }
+    if (cache != nullptr) cache->advance(time);
+    return transformer.ln_f(x);
+}
+
+KeyValueCache GPT2::make_cache(std::int64_t batch) {
+    const Tensor& weight = transformer.wte.weight;
+    return {config_.layers,
+            batch,
+            config_.heads,
+            config_.context,
+            config_.width / config_.heads,
+            {weight.dtype(), weight.device()}};
+}
+
+double GPT2::flops_per_token(std::int64_t time) const {
+    std::int64_t looked_up = transformer.wpe.weight.count();
+    if (!config_.tie_embeddings) looked_up += transformer.wte.weight.count();
+    return 6.0 * static_cast<double>(parameter_count() - looked_up) +
+           12.0 * static_cast<double>(config_.layers * config_.width * time);
+}
+
+}  // namespace potluck::nn

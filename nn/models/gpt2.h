@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/layers/attention.h"
+#include "nn/layers/dropout.h"
+#include "nn/layers/embedding.h"
+#include "nn/layers/linear.h"
+#include "nn/layers/norm.h"
+#include "nn/models/language_model.h"
+
+namespace potluck::nn {
+
+/// Sizes of a GPT-2. The defaults are those of the published model with 124 million parameters, but for dropout, which
+/// was 0.1.
+struct GPT2Config {
+    std::int64_t vocabulary = 50257;
+    std::int64_t context = 1024;  // the most tokens at once
+    std::int64_t width = 768;
+    std::int64_t heads = 12;
+    std::int64_t layers = 12;
+    double dropout = 0.0;  // of embeddings, attention weights and both branches of a block
+    double layer_norm_epsilon = 1e-5;
+    bool tie_embeddings = true;  // the output layer is the embedding
+};
+
+/// x weight + bias with weight (in, out), the layout in which GPT-2's weights are published (a "Conv1D").
+class Conv1D : public Module {
+public:
+    Tensor weight, bias;
+
+    Conv1D(std::int64_t in, std::int64_t out);  // zeros: GPT2 sets the start values
+    void members(Members& m) override { m("weight", weight)("bias", bias); }
+    Tensor forward(const Tensor& x) override;
+    std::string describe() const override;
+};
+
+/// Causal attention of GPT-2: one projection makes queries, keys and values.
+class GPT2Attention : public Module {
+public:
+    Conv1D c_attn, c_proj;
+
+    explicit GPT2Attention(const GPT2Config& config);
+    void members(Members& m) override { m("c_attn", c_attn)("c_proj", c_proj); }
+    Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
+    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
+
+private:
+    std::int64_t heads_;
+    double dropout_;
+};
+
+class GPT2MLP : public Module {
+public:
+    Conv1D c_fc, c_proj;
+
+    explicit GPT2MLP(const GPT2Config& config);
+    void members(Members& m) override { m("c_fc", c_fc)("c_proj", c_proj); }
+    Tensor forward(const Tensor& x) override;
+};
+
+/// x + attn(ln_1(x)), then x + mlp(ln_2(x)).
+class GPT2Block : public Module {
+public:
+    LayerNorm ln_1, ln_2;
+    GPT2Attention attn;
+    GPT2MLP mlp;
+    Dropout dropout;
+
+    explicit GPT2Block(const GPT2Config& config);
+    void members(Members& m) override {
+        m("ln_1", ln_1)("attn", attn)("ln_2", ln_2)("mlp", mlp)("dropout", dropout);
+    }
+    Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
+    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
+};
+
+/// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) with the names and shapes of
+/// Hugging Face's GPT2LMHeadModel. Start values as published: normal with standard deviation 0.02, divided by sqrt(2 * layers) for
+/// the projections that add to the residual; biases 0.
+class GPT2 : public LanguageModel {
+public:
+    struct Transformer : Module {
+        Embedding wte, wpe;
+        Dropout dropout;
+        std::vector<GPT2Block> h;
+        LayerNorm ln_f;
+
+        explicit Transformer(const GPT2Config& config);
+        void members(Members& m) override {
+            m("wte", wte)("wpe", wpe)("dropout", dropout)("h", h)("ln_f", ln_f);
+        }
+        std::string describe() const override { return "Transformer"; }
+    };
+
+    Transformer transformer;
+    Linear lm_head;
+
+    /// Throws Error for sizes below 1, heads that do not divide width, or dropout outside [0, 1].
+    explicit GPT2(const GPT2Config& config);
+
+    void members(Members& m) override { m("transformer", transformer)("lm_head", lm_head); }
+    Tensor features(const Tensor& ids, KeyValueCache* cache) override;
+    Tensor head(const Tensor& features) override { return lm_head(features); }
+    KeyValueCache make_cache(std::int64_t batch) override;
+    std::int64_t context() const override { return config_.context; }
+    std::int64_t vocabulary() const override { return config_.vocabulary; }
+    double flops_per_token(std::int64_t time) const override;
+    const GPT2Config& config() const { return config_; }
+
+private:
+    GPT2Config config_;
+};
+
+}  // namespace potluck::nn

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/layers/attention.h"
+#include "nn/layers/embedding.h"
+#include "nn/layers/linear.h"
+#include "nn/layers/mlp.h"
+#include "nn/layers/norm.h"
+#include "nn/models/language_model.h"
+
+namespace potluck::nn {
+
+/// Sizes of a Llama. The defaults make a small model; Llama 2 7B has vocabulary 32000, context 4096, width 4096, hidden
+/// 11008, heads 32 and layers 32.
+struct LlamaConfig {
+    std::int64_t vocabulary = 32000;
+    std::int64_t context = 1024;  // the most tokens at once
+    std::int64_t width = 512;
+    std::int64_t hidden = 1376;  // units of the gated layer
+    std::int64_t heads = 8;
+    std::optional<std::int64_t> kv_heads = {};  // none: as many as heads
+    std::int64_t layers = 8;
+    double rope_theta = 10000.0;  // base of the rotary angles
+    double rms_norm_epsilon = 1e-6;
+    bool tie_embeddings = false;  // the output layer is the embedding
+};
+
+/// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)).
+class LlamaBlock : public Module {
+public:
+    Attention self_attn;
+    SwiGLU mlp;
+    RMSNorm input_layernorm, post_attention_layernorm;
+
+    LlamaBlock(const LlamaConfig& config, const RotaryTable& rotary);
+    void members(Members& m) override;
+    Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
+    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
+};
+
+/// Llama (Touvron et al., 2023) with grouped heads and the names and shapes of Hugging Face's LlamaForCausalLM. Weights
+/// start normal with standard deviation 0.02.
+class Llama : public LanguageModel {
+public:
+    struct Transformer : Module {
+        Embedding embed_tokens;
+        std::vector<LlamaBlock> layers;
+        RMSNorm norm;
+
+        explicit Transformer(const LlamaConfig& config);
+        void members(Members& m) override { m("embed_tokens", embed_tokens)("layers", layers)("norm", norm); }
+        std::string describe() const override { return "Transformer"; }
+    };
+
+    Transformer model;
+    Linear lm_head;
+
+    /// Throws Error for sizes below 1, heads that do not divide width, kv_heads that do not divide heads, or heads of an
+    /// odd size.
+    explicit Llama(const LlamaConfig& config);
+
+    void members(Members& m) override { m("model", model)("lm_head", lm_head); }
+    Tensor features(const Tensor& ids, KeyValueCache* cache) override;
+    Tensor head(const Tensor& features) override { return lm_head(features); }
+    KeyValueCache make_cache(std::int64_t batch) override;
+    std::int64_t context() const override { return config_.context; }
+    std::int64_t vocabulary() const override { return config_.vocabulary; }
+    double flops_per_token(std::int64_t time) const override;
+    const LlamaConfig& config() const { return config_; }
+
+private:
+    LlamaConfig config_;
+};
+
+}  // namespace potluck::nn

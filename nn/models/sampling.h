@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "core/random.h"
+#include "core/tensor.h"
+#include "nn/models/language_model.h"
+
+namespace potluck {
+
+struct GenerateOptions {
+    std::int64_t max_tokens = 100;  // new tokens
+    double temperature =
+        1.0;  // divides the logits: below 1 more sure, above 1 more varied; 0: always the likeliest
+    std::int64_t top_k = 0;  // draw among the k likeliest only; 0: among all
+    std::uint64_t seed = 0;  // the same seed gives the same text
+    /// Called with each new token, as soon as it is known; false ends the text there.
+    std::function<bool(std::int64_t token)> on_token = {};
+};
+
+/// Continues a text token by token: ids (time) to ids (time + new tokens), both i64 on the CPU. Keys and values of earlier
+/// tokens are cached. A text that outgrows the model's context goes on from its last half context.
+/// Throws Error for an empty prompt and for options out of range.
+Tensor generate(nn::LanguageModel& model, const Tensor& ids, const GenerateOptions& options = {});
+
+/// One token drawn from logits (vocabulary) as GenerateOptions says.
+std::int64_t sample_token(const Tensor& logits, const GenerateOptions& options, Generator& generator);
+
+}  // namespace potluck

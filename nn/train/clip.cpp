@@ -1,0 +1,151 @@
+#include "nn/train/clip.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include "autograd/grad_mode.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/reduce.h"
+#include "core/backend.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+
+namespace potluck {
+namespace {
+
+/// The gradients that there are, each device's together: one device is asked once.
+struct DeviceGradients {
+    Device device;
+    std::vector<Tensor> gradients;
+};
+std::vector<DeviceGradients> gradients_of(std::span<const Tensor> parameters) {
+    std::vector<DeviceGradients> groups;
+    for (const Tensor& parameter : parameters) {
+        const Tensor gradient = parameter.grad();
+        if (!gradient.defined()) continue;
+        auto group = std::find_if(groups.begin(), groups.end(),
+                                  [&](const auto& one) { return one.device == gradient.device(); });
+        if (group == groups.end()) {
+            groups.push_back({gradient.device(), {}});
+            group = groups.end() - 1;
+        }
+        group->gradients.push_back(gradient.detach());
+    }
+    return groups;
+}
+
+double largest_gradient(std::span<const Tensor> parameters) {
+    double largest = 0.0;
+    for (const auto& [device, gradients] : gradients_of(parameters)) {
+        const double magnitude = backend(device).largest_magnitude(gradients);
+        if (std::isnan(magnitude)) return magnitude;
+        largest = std::max(largest, magnitude);
+    }
+    return largest;
+}
+
+double sum_of_squares(std::span<const Tensor> parameters) {
+    double sum = 0.0;
+    for (const auto& [device, gradients] : gradients_of(parameters))
+        sum += backend(device).sum_of_squares(gradients);
+    return sum;
+}
+
+/// Of gradients that are first multiplied by `scale`, one at a time because of the memory for it.
+double sum_of_scaled_squares(std::span<const Tensor> parameters, double scale) {
+    double sum = 0.0;
+    for (const auto& [device, gradients] : gradients_of(parameters)) {
+        for (const Tensor& gradient : gradients) {
+            const Tensor scaled = gradient * scale;
+            sum += backend(device).sum_of_squares(std::span(&scaled, 1));
+        }
+    }
+    return sum;
+}
+
+double euclidean_norm(const std::vector<Tensor>& parameters) {
+    const double sum = sum_of_squares(parameters);
+    if (std::isfinite(sum)) return std::sqrt(sum);
+    // Either a gradient is not finite, or squares of f64 gradients overflow: then they are scaled down first.
+    const double largest = largest_gradient(parameters);
+    if (!std::isfinite(largest)) return std::isnan(sum) ? sum : largest;
+    return largest * std::sqrt(sum_of_scaled_squares(parameters, 1.0 / largest));
+}
+
+double clip(const std::vector<Tensor>& parameters, const std::vector<std::string>& names, double max_norm,
+            double p) {
+    const OpScope scope("clip_grad_norm");
+    if (!(max_norm > 0.0)) {
+        throw Error("clip_grad_norm", fmt::format("max_norm is {}. It must be above 0.", max_norm));
+    }
+    if (parameters.empty()) {
+        fmt::print(stderr,
+                   "[clip_grad_norm] warning: the list of parameters is empty, so nothing is clipped.\n");
+        return 0.0;
+    }
+    const double norm = gradient_norm(parameters, p);
+    if (!std::isfinite(norm)) {
+        std::string culprit = "all together";
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            if (!std::isfinite(largest_gradient(std::span(&parameters[i], 1)))) {
+                culprit = names.empty() ? fmt::format("parameter {}", i) : names[i];
+                break;
+            }
+        }
+        throw Error("clip_grad_norm",
+                    fmt::format("the norm of the gradients is {}, because of {}. Nothing was changed: "
+                                "skip this update, or lower the learning rate.",
+                                norm, culprit));
+    }
+    if (norm <= max_norm) return norm;
+    const NoGrad guard;
+    std::vector<Tensor> scaled;  // two parameters may have been given the same gradient
+    for (const Tensor& parameter : parameters) {
+        const Tensor gradient = parameter.grad();
+        const auto is_same = [&](const Tensor& other) { return other.is_same(gradient); };
+        if (!gradient.defined() || std::any_of(scaled.begin(), scaled.end(), is_same)) continue;
+        gradient.mul_(max_norm / norm);
+        scaled.push_back(gradient);
+    }
+    return norm;
+}
+
+}  // namespace
+
+double gradient_norm(const std::vector<Tensor>& parameters, double p) {
+    const NoGrad guard;
+    if (p == 2.0) return euclidean_norm(parameters);
+    if (std::isinf(p) && p > 0.0) return largest_gradient(parameters);
+    if (p != 1.0) throw Error("gradient_norm", fmt::format("p is {}. It must be 1, 2 or infinity.", p));
+    double total = 0.0;
+    for (const Tensor& parameter : parameters) {
+        const Tensor gradient = parameter.grad();
+        if (gradient.defined()) total += sum(abs(gradient)).item<double>();
+    }
+    return total;
+}
+
+double clip_grad_norm(const std::vector<Tensor>& parameters, double max_norm, double p) {
+    return clip(parameters, {}, max_norm, p);
+}
+
+double clip_grad_norm(const nn::Module& module, double max_norm, double p) {
+    std::vector<Tensor> parameters;
+    std::vector<std::string> names;
+    for (const auto& [name, parameter] : module.named_parameters()) {
+        parameters.push_back(parameter);
+        names.push_back(name);
+    }
+    return clip(parameters, names, max_norm, p);
+}
+
+std::string first_non_finite_gradient(const nn::Module& module) {
+    for (const auto& [name, parameter] : module.named_parameters()) {
+        if (!std::isfinite(largest_gradient(std::span(&parameter, 1)))) return name;
+    }
+    return {};
+}
+
+}  // namespace potluck

@@ -1,0 +1,81 @@
+#include "nn/train/progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "core/format.h"
+
+namespace potluck {
+
+Progress::Progress(std::int64_t total_steps, std::int64_t log_every, bool quiet)
+    : total_steps_(total_steps),
+      log_every_(std::max<std::int64_t>(log_every, 1)),
+      quiet_(quiet),
+      terminal_(isatty(STDOUT_FILENO) == 1) {}
+
+void Progress::show(const StepMetrics& metrics) {
+    // An average that follows changes of speed within some ten steps.
+    seconds_per_step_ =
+        seconds_per_step_ == 0.0 ? metrics.seconds : 0.9 * seconds_per_step_ + 0.1 * metrics.seconds;
+    if (quiet_) return;
+    const bool last = metrics.step == total_steps_;
+    const auto now = std::chrono::steady_clock::now();
+    if (terminal_) {
+        if (!last && now - last_ < std::chrono::milliseconds(100)) return;
+    } else if (!last && metrics.step % log_every_ != 0 && metrics.step != 1 && !metrics.validation_loss) {
+        return;
+    }
+    last_ = now;
+    std::string line = total_steps_ > 0 ? fmt::format("step {}/{}", metrics.step, total_steps_)
+                                        : fmt::format("step {}", metrics.step);
+    line += fmt::format("  loss {:.4f}", metrics.loss);
+    if (metrics.validation_loss) line += fmt::format("  validation {:.4f}", *metrics.validation_loss);
+    line += fmt::format("  {} tokens/s  {}", readable_number(metrics.tokens_per_second),
+                        readable_bytes(metrics.memory_bytes));
+    if (total_steps_ > 0) {
+        const auto left = static_cast<double>(total_steps_ - metrics.step);
+        line += fmt::format("  {} left", clock_time(left * seconds_per_step_));
+    }
+    if (!terminal_) {
+        fmt::print("{}\n", line);
+    } else {
+        const std::size_t padding = shown_ > line.size() ? shown_ - line.size() : 0;
+        fmt::print("\r{}{}", line, std::string(padding, ' '));
+        shown_ = line.size();
+        if (metrics.validation_loss) end_line();  // stays on the screen
+    }
+    std::fflush(stdout);
+}
+
+void Progress::say(const std::string& text) {
+    if (quiet_) return;
+    end_line();
+    fmt::print("{}\n", text);
+    std::fflush(stdout);
+}
+
+void Progress::end_line() {
+    if (shown_ > 0) std::fputs("\n", stdout);
+    shown_ = 0;
+}
+
+std::string clock_time(double seconds) {
+    const auto total = static_cast<std::int64_t>(std::llround(std::max(seconds, 0.0)));
+    if (total < 3600) return fmt::format("{}:{:02}", total / 60, total % 60);
+    return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
+}
+
+std::string readable_bytes(std::int64_t bytes) {
+    const auto size = static_cast<double>(bytes);
+    return size < 1e9 ? fmt::format("{:.0f} MB", size / 1e6) : fmt::format("{:.1f} GB", size / 1e9);
+}
+
+std::string readable_number(double number) {
+    if (number < 1e3) return fmt::format("{:.0f}", number);
+    return number < 1e6 ? fmt::format("{:.1f}k", number / 1e3) : fmt::format("{:.1f}M", number / 1e6);
+}
+
+}  // namespace potluck

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "nn/train/run_folder.h"
+
+namespace potluck {
+
+/// Shows how a run is doing: on a terminal one line that is rewritten in place, elsewhere a plain line every
+/// `log_every` steps. Writes to standard output.
+class Progress {
+public:
+    /// `total_steps` 0: not known, so no time left is shown. `quiet`: nothing is shown at all.
+    Progress(std::int64_t total_steps, std::int64_t log_every, bool quiet);
+    ~Progress() { end_line(); }
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+
+    void show(const StepMetrics& metrics);
+    /// A line of its own, such as "checkpoint saved".
+    void say(const std::string& text);
+
+private:
+    void end_line();
+
+    std::int64_t total_steps_, log_every_;
+    bool quiet_, terminal_;
+    std::size_t shown_ = 0;  // characters of the line that stands on the terminal
+    double seconds_per_step_ = 0.0;
+    std::chrono::steady_clock::time_point last_ = {};
+};
+
+/// "1:02:03", "4:05" of seconds.
+std::string clock_time(double seconds);
+/// "212 MB", "1.9 GB" of bytes.
+std::string readable_bytes(std::int64_t bytes);
+/// "950", "48.2k", "1.3M" of a number.
+std::string readable_number(double number);
+
+}  // namespace potluck

@@ -1,0 +1,108 @@
+#include "nn/train/run_folder.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "core/safetensors.h"
+
+namespace potluck {
+namespace {
+
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;
+
+constexpr const char* metrics_file = "/metrics.jsonl";
+constexpr const char* summary_file = "/summary.json";
+
+json number_or_null(const std::optional<double>& number) { return number ? json(*number) : json(nullptr); }
+
+json to_json(const StepMetrics& metrics) {
+    json line = {{"step", metrics.step},
+                 {"epoch", metrics.epoch},
+                 {"loss", metrics.loss},
+                 {"learning_rate", metrics.learning_rate},
+                 {"gradient_norm", metrics.gradient_norm},
+                 {"tokens", metrics.tokens},
+                 {"seconds", metrics.seconds},
+                 {"tokens_per_second", metrics.tokens_per_second},
+                 {"memory_bytes", metrics.memory_bytes}};
+    if (metrics.validation_loss) line["val_loss"] = *metrics.validation_loss;
+    return line;
+}
+
+StepMetrics metrics_of(const json& line) {
+    StepMetrics metrics;
+    line.at("step").get_to(metrics.step);
+    line.at("epoch").get_to(metrics.epoch);
+    line.at("loss").get_to(metrics.loss);
+    line.at("learning_rate").get_to(metrics.learning_rate);
+    line.at("gradient_norm").get_to(metrics.gradient_norm);
+    line.at("tokens").get_to(metrics.tokens);
+    line.at("seconds").get_to(metrics.seconds);
+    line.at("tokens_per_second").get_to(metrics.tokens_per_second);
+    line.at("memory_bytes").get_to(metrics.memory_bytes);
+    if (line.contains("val_loss")) metrics.validation_loss = line.at("val_loss").get<double>();
+    return metrics;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
+    std::error_code failure;
+    if (!resume && (fs::exists(path_ + metrics_file, failure) || fs::exists(checkpoints(), failure))) {
+        throw Error("run_folder",
+                    fmt::format("{} already holds a run. Resume it, or choose another folder.", path_));
+    }
+    if (resume && !fs::is_directory(path_, failure)) {
+        throw Error("run_folder", fmt::format("there is no folder {} to resume from.", path_));
+    }
+    fs::create_directories(path_, failure);
+    if (!failure) metrics_.open(path_ + metrics_file, std::ios::app | std::ios::binary);
+    if (failure || !metrics_.is_open()) {
+        throw Error("run_folder",
+                    fmt::format("cannot write to {}. Choose a folder that can be made and written.", path_));
+    }
+}
+
+std::optional<StepMetrics> RunFolder::rewind(std::int64_t step) {
+    std::ifstream stream(path_ + metrics_file, std::ios::binary);
+    std::optional<StepMetrics> last;
+    std::string kept;
+    for (std::string line; std::getline(stream, line);) {
+        const json object = json::parse(line, nullptr, false);
+        if (object.is_discarded() || !object.contains("step"))
+            continue;  // cut off when the program was killed
+        if (object.at("step").get<std::int64_t>() > step) continue;
+        kept += line + "\n";
+        last = metrics_of(object);
+    }
+    metrics_.close();
+    write_file_atomically(path_ + metrics_file, kept);
+    metrics_.open(path_ + metrics_file, std::ios::app | std::ios::binary);
+    return last;
+}
+
+void RunFolder::append(const StepMetrics& metrics) {
+    metrics_ << to_json(metrics).dump() << std::endl;
+    if (!metrics_)
+        throw Error("run_folder",
+                    fmt::format("cannot write to {}{}. Is the disk full?", path_, metrics_file));
+}
+
+void RunFolder::write(const TrainingSummary& summary) const {
+    const json content = {{"final_train_loss", number_or_null(summary.final_train_loss)},
+                          {"final_val_loss", number_or_null(summary.final_val_loss)},
+                          {"steps", summary.steps},
+                          {"finished", summary.finished},
+                          {"tokens_per_second", summary.tokens_per_second},
+                          {"mfu", number_or_null(summary.mfu)},
+                          {"mfu_formula", summary.mfu_formula},
+                          {"peak_memory_bytes", summary.peak_memory_bytes},
+                          {"checkpoint", summary.checkpoint}};
+    write_file_atomically(path_ + summary_file, content.dump(2) + "\n");
+}
+
+}  // namespace potluck

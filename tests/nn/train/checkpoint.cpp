@@ -1,0 +1,188 @@
+// Saving and loading weights and whole training states.
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "potluck.h"
+#include "tests/nn/support.h"
+
+using namespace potluck;
+using test::check_error;
+using test::same;
+namespace fs = std::filesystem;
+
+namespace {
+
+const nn::GPT2Config tied{.vocabulary = 20, .context = 8, .width = 8, .heads = 2, .layers = 1};
+const nn::GPT2Config untied{
+    .vocabulary = 20, .context = 8, .width = 8, .heads = 2, .layers = 1, .tie_embeddings = false};
+
+void train_one_step(nn::LanguageModel& model) {
+    optim::SGD optimizer(model, {.learning_rate = 0.1});
+    model.loss(randint(0, 20, {2, 8}), randint(0, 20, {2, 8})).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+}
+
+struct Net : nn::Module {
+    nn::Linear layer{3, 2};
+    void members(nn::Members& m) override { m("layer", layer); }
+    Tensor forward(const Tensor& x) override { return layer(x); }
+};
+
+std::string save_at(const std::string& folder, std::int64_t step, std::int64_t keep = 0) {
+    Net net;
+    optim::SGD optimizer(net);
+    return save_checkpoint(folder, net, optimizer, {.step = step}, keep);
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint: a tied tensor is stored once and loads into tied and untied models") {
+    const test::TemporaryFolder folder;
+    nn::GPT2 model(tied);
+    save(model, folder / "tied.safetensors");
+    const TensorFile file = load_safetensors(folder / "tied.safetensors");
+    CHECK(file.tensors.size() == model.named_parameters().size());
+    CHECK_FALSE(file.tensors.contains("lm_head.weight"));
+    CHECK(file.metadata.at("tied.lm_head.weight") == "transformer.wte.weight");
+
+    SUBCASE("tied: still one tensor, also after a step") {
+        nn::GPT2 other(tied);
+        load(other, folder / "tied.safetensors");
+        CHECK(same(other.lm_head.weight.detach(), model.lm_head.weight.detach()));
+        train_one_step(other);
+        CHECK(other.lm_head.weight.is_same(other.transformer.wte.weight));
+        CHECK_FALSE(same(other.lm_head.weight.detach(), model.lm_head.weight.detach()));
+    }
+    SUBCASE("untied: both are filled, and go their own ways") {
+        nn::GPT2 other(untied);
+        load(other, folder / "tied.safetensors");
+        CHECK(same(other.lm_head.weight.detach(), model.lm_head.weight.detach()));
+        CHECK(same(other.transformer.wte.weight.detach(), model.lm_head.weight.detach()));
+        train_one_step(other);
+        CHECK_FALSE(same(other.lm_head.weight.detach(), other.transformer.wte.weight.detach()));
+    }
+    SUBCASE("a file of others that has one name only") {
+        TensorFile foreign{model.state_dict(), {}};
+        foreign.tensors.erase("transformer.wte.weight");
+        save_safetensors(folder / "head.safetensors", foreign);
+        nn::GPT2 other(tied);
+        load(other, folder / "head.safetensors");
+        CHECK(same(other.transformer.wte.weight.detach(), model.lm_head.weight.detach()));
+        nn::GPT2 lacking(untied);
+        check_error([&] { load(lacking, folder / "head.safetensors"); },
+                    {"[load]", "head.safetensors", "Missing: transformer.wte.weight"});
+    }
+    SUBCASE("untied weights do not fit into a tied model") {
+        const nn::GPT2 other(untied);
+        save(other, folder / "untied.safetensors");
+        check_error([&] { load(model, folder / "untied.safetensors"); }, {"lm_head.weight", "differ"});
+    }
+}
+
+TEST_CASE("checkpoint: weights survive dtypes and are refused when they do not fit") {
+    const test::TemporaryFolder folder;
+    Net net;
+    net.to(DType::bf16);
+    save(net, folder / "net.safetensors");
+    CHECK(load_safetensors(folder / "net.safetensors").tensors.at("layer.weight").dtype() == DType::bf16);
+    Net wide;
+    load(wide, folder / "net.safetensors");
+    CHECK(wide.layer.weight.dtype() == DType::f32);
+    CHECK(same(wide.layer.weight.detach(), net.layer.weight.detach().to(DType::f32)));
+
+    nn::GPT2 model(tied);
+    check_error([&] { load(model, folder / "net.safetensors"); },
+                {"[load]", "net.safetensors", "Missing", "Unexpected"});
+    check_error([&] { load(model, folder / "absent.safetensors"); }, {"absent.safetensors"});
+    test::write_file(folder / "empty.safetensors", "");
+    check_error([&] { load(net, folder / "empty.safetensors"); }, {"empty.safetensors"});
+    const std::string content = test::read_file(folder / "net.safetensors");
+    test::write_file(folder / "cut.safetensors", content.substr(0, content.size() - 2));
+    check_error([&] { load(net, folder / "cut.safetensors"); }, {"cut.safetensors"});
+    // A loaded model does not depend on the file any more.
+    fs::remove(folder / "net.safetensors");
+    CHECK(wide(ones({1, 3})).shape() == Shape{1, 2});
+}
+
+TEST_CASE("checkpoint: a training state comes back as it was") {
+    const test::TemporaryFolder folder;
+    manual_seed(9);
+    Net net;
+    optim::AdamW optimizer(net);
+    net(ones({1, 3})).sum().backward();
+    optimizer.step();
+    default_generator().take(1000);
+    const RandomKey generator = default_generator().state();
+    const std::string path = save_checkpoint(
+        folder.path(), net, optimizer,
+        {.step = 7, .epochs = 2, .loader = {3, 2, 16, 64}, .generators = generator_states(net)});
+    CHECK(path.ends_with("step_00000007"));
+    CHECK(latest_checkpoint(folder.path()) == path);
+
+    manual_seed(1);
+    Net other;
+    optim::AdamW resumed(other);
+    const TrainingState state = load_checkpoint(path, other, resumed);
+    CHECK(state.step == 7);
+    CHECK(state.epochs == 2);
+    CHECK(state.loader == data::LoaderState{3, 2, 16, 64});
+    CHECK(default_generator().state().seed == generator.seed);
+    CHECK(default_generator().state().offset == generator.offset);
+    CHECK(same(other.layer.weight.detach(), net.layer.weight.detach()));
+    CHECK(same(resumed.state_dict().at("first_moment/layer.weight"),
+               optimizer.state_dict().at("first_moment/layer.weight")));
+}
+
+TEST_CASE("checkpoint: the newest complete one counts, cut ones do not") {
+    const test::TemporaryFolder folder;
+    CHECK_FALSE(latest_checkpoint(folder / "absent").has_value());
+    CHECK_FALSE(latest_checkpoint(folder.path()).has_value());
+    const std::string five = save_at(folder.path(), 5);
+    const std::string ten = save_at(folder.path(), 10);
+    const std::string hundred = save_at(folder.path(), 100);
+    CHECK(latest_checkpoint(folder.path()) == hundred);
+    Net net;
+    optim::SGD optimizer(net);
+
+    fs::remove(hundred + "/DONE");  // the program was killed before the marker
+    CHECK(latest_checkpoint(folder.path()) == ten);
+    check_error([&] { load_checkpoint(hundred, net, optimizer); }, {"[load_checkpoint]", "not complete"});
+
+    fs::resize_file(ten + "/model.safetensors", fs::file_size(ten + "/model.safetensors") - 1);
+    CHECK(latest_checkpoint(folder.path()) == five);
+    fs::create_directories(folder / "step_00000200.partial");
+    fs::create_directories(folder / "step_abc");
+    test::write_file(folder / "step_00000300", "");
+    CHECK(latest_checkpoint(folder.path()) == five);
+
+    const Tensor before = net.layer.weight.clone();
+    test::write_file(five + "/training.json", std::string(fs::file_size(five + "/training.json"), '?'));
+    check_error([&] { load_checkpoint(five, net, optimizer); }, {"training.json", "damaged"});
+    CHECK(same(net.layer.weight.detach(), before.detach()));
+    check_error([&] { load_checkpoint(folder / "none", net, optimizer); }, {"there is no checkpoint"});
+
+    save_at(folder.path(), 100);  // replaces the cut one, and sweeps up what was never finished
+    CHECK(latest_checkpoint(folder.path()) == hundred);
+    CHECK_FALSE(fs::exists(folder / "step_00000200.partial"));
+    CHECK_FALSE(fs::exists(hundred + ".replaced"));
+}
+
+TEST_CASE("checkpoint: only the newest are kept") {
+    const test::TemporaryFolder folder;
+    for (const std::int64_t step : {1, 2, 3, 4}) save_at(folder.path(), step, 2);
+    CHECK_FALSE(fs::exists(folder / "step_00000002"));
+    CHECK(fs::exists(folder / "step_00000003"));
+    CHECK(fs::exists(folder / "step_00000004"));
+    save_at(folder.path(), 1, 2);  // what was just saved always stays
+    CHECK(fs::exists(folder / "step_00000001"));
+}
+
+TEST_CASE("checkpoint: a folder that cannot be written gives one clear error") {
+    const test::TemporaryFolder folder;
+    test::write_file(folder / "file", "");
+    check_error([&] { save_at(folder / "file/checkpoints", 1); }, {"[save_checkpoint]", "file/checkpoints"});
+    check_error([&] { save_at(folder.path(), 1, -1); }, {"[save_checkpoint] keep is -1"});
+}

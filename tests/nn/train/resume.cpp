@@ -1,0 +1,173 @@
+// A run that was stopped and resumed in another process gives the same bits as one that never stopped, with any number
+// of threads.
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "potluck.h"
+#include "tests/nn/support.h"
+
+using namespace potluck;
+
+namespace {
+
+constexpr const char* task_variable = "POTLUCK_RESUME_TASK";
+
+std::string environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? std::string() : std::string(value);
+}
+
+/// The work of a child process: trains to step 20, or stops at step `stop`.
+void train(const std::string& folder, bool resume, std::int64_t stop, int thread_count, DType dtype) {
+    set_threads(thread_count);
+    manual_seed(resume ? 99 : 5);  // a resumed run must not depend on how the process began
+    nn::GPT2 model({.vocabulary = 40, .context = 16, .width = 32, .heads = 2, .layers = 2, .dropout = 0.1});
+    model.to(dtype);
+    optim::AdamW optimizer(model, {.weight_decay = 0.1});
+    Generator generator(8);
+    const Tensor tokens = randint(0, 40, {700}, {DType::i64}, &generator);
+    // 43 windows: epochs end in the middle of the run, with an incomplete batch and an incomplete window.
+    data::Loader loader(data::TokenWindows(tokens, 16, 16),
+                        {.batch = 4, .shuffle = true, .workers = resume ? 2 : 1, .seed = 21});
+    std::int64_t done = 0;
+    Trainer(model, optimizer, loader,
+            {.steps = 20,
+             .accumulate = 2,
+             .clip = 1.0,
+             .schedule = optim::cosine_schedule({.peak = 1e-2, .steps = 20, .warmup = 4}),
+             .run_folder = folder,
+             .resume = resume,
+             .checkpoint_every = 3,
+             .quiet = true,
+             .should_stop = [&] { return done == stop; },
+             .on_step = [&](const StepMetrics& metrics) { done = metrics.step; }})
+        .fit();
+}
+
+/// Starts this program again, for one test case whose body finds `task` in the environment.
+pid_t start_child(const std::string& test_case, const std::string& task) {
+    const std::string filter = "--test-case=" + test_case;
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        setenv(task_variable, task.c_str(), 1);
+        unsetenv("POTLUCK_TEST_RESULTS");
+        unsetenv("POTLUCK_TEST_FILTER");
+        execl("/proc/self/exe", "test", filter.c_str(), "--no-intro", "--no-version", "-m",
+              static_cast<char*>(nullptr));
+        _exit(127);
+    }
+    return child;
+}
+
+/// Runs this program again, for the work above.
+void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t stop, int thread_count,
+                            DType dtype) {
+    const std::string task = folder + "\n" + (resume ? "1" : "0") + " " + std::to_string(stop) + " " +
+                             std::to_string(thread_count) + " " + std::to_string(static_cast<int>(dtype));
+    const pid_t child = start_child("resume: a new process*", task);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    REQUIRE(WEXITSTATUS(status) == 0);
+}
+
+/// What a run left: its losses as they stand in the file, and the bytes of its last checkpoint.
+struct Outcome {
+    std::vector<std::string> losses;
+    std::string model, optimizer, training;
+
+    friend bool operator==(const Outcome&, const Outcome&) = default;
+};
+
+Outcome outcome_of(const std::string& folder) {
+    Outcome outcome;
+    std::int64_t step = 0;
+    for (const auto& line : test::read_lines(folder + "/metrics.jsonl")) {
+        CHECK(line["step"] == ++step);
+        outcome.losses.push_back(line["loss"].dump() + " " + line["gradient_norm"].dump());
+    }
+    const std::string checkpoint = folder + "/checkpoints/step_00000020/";
+    outcome.model = test::read_file(checkpoint + "model.safetensors");
+    outcome.optimizer = test::read_file(checkpoint + "optimizer.safetensors");
+    outcome.training = test::read_file(checkpoint + "training.json");
+    CHECK(step == 20);
+    CHECK_FALSE(outcome.model.empty());
+    return outcome;
+}
+
+void check_equal(const Outcome& a, const Outcome& b) {
+    CHECK(a.losses == b.losses);
+    CHECK(a.model == b.model);
+    CHECK(a.optimizer == b.optimizer);
+    CHECK(a.training == b.training);
+}
+
+}  // namespace
+
+TEST_CASE("resume: a new process goes on with the same bits, with 1 and with 2 threads") {
+    const std::string task = environment(task_variable);
+    if (!task.empty()) {  // this is the child
+        const std::size_t line_end = task.find('\n');
+        std::istringstream numbers(task.substr(line_end + 1));
+        int resume = 0, thread_count = 0, dtype = 0;
+        std::int64_t stop = 0;
+        numbers >> resume >> stop >> thread_count >> dtype;
+        train(task.substr(0, line_end), resume == 1, stop, thread_count, static_cast<DType>(dtype));
+        return;
+    }
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const test::TemporaryFolder folder;
+        std::map<int, Outcome> unbroken;
+        for (const int thread_count : {1, 2}) {
+            INFO(name_of(dtype), " with ", thread_count, " threads");
+            const std::string whole = folder / ("whole" + std::to_string(thread_count));
+            const std::string broken = folder / ("broken" + std::to_string(thread_count));
+            train_in_a_new_process(whole, false, -1, thread_count, dtype);
+            train_in_a_new_process(broken, false, 10, thread_count, dtype);
+            CHECK(latest_checkpoint(broken + "/checkpoints").value().ends_with("step_00000010"));
+            train_in_a_new_process(broken, true, -1, thread_count, dtype);
+            unbroken[thread_count] = outcome_of(whole);
+            check_equal(outcome_of(broken), unbroken[thread_count]);
+        }
+        check_equal(unbroken[1], unbroken[2]);
+    }
+}
+
+TEST_CASE("resume: a run that is killed while it saves leaves a checkpoint that loads") {
+    const std::string task = environment(task_variable);
+    const auto make = [] {
+        manual_seed(6);
+        return nn::GPT2({.vocabulary = 100, .context = 16, .width = 64, .heads = 2, .layers = 2});
+    };
+    if (!task.empty()) {  // this is the child: it saves until it is killed
+        nn::GPT2 model = make();
+        optim::AdamW optimizer(model);
+        model.loss(zeros({1, 8}, {DType::i64}), zeros({1, 8}, {DType::i64})).backward();
+        optimizer.step();
+        for (std::int64_t step = 1; step < 100000; ++step)
+            save_checkpoint(task, model, optimizer, {.step = step % 7}, 2);
+        return;
+    }
+    const test::TemporaryFolder folder;
+    nn::GPT2 model = make();
+    optim::AdamW optimizer(model);
+    for (int kill_at = 0; kill_at < 5; ++kill_at) {
+        const pid_t child = start_child("resume: a run that is killed*", folder.path());
+        while (!latest_checkpoint(folder.path())) usleep(1000);
+        usleep(static_cast<useconds_t>(20000 + 7919 * kill_at));
+        kill(child, SIGKILL);
+        int status = 0;
+        REQUIRE(waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status));
+        const std::optional<std::string> latest = latest_checkpoint(folder.path());
+        REQUIRE(latest.has_value());
+        load_checkpoint(*latest, model, optimizer);
+    }
+}
