@@ -31,6 +31,24 @@ void finalize(const BackendDescriptor& descriptor) {
     check(cudnnBackendFinalize(descriptor.get()), "cudnnBackendFinalize");
 }
 
+/// What an operation computes in. Indices are integers and comparisons are truth values: the library has no engine for a
+/// causal mask otherwise.
+cudnnDataType_t math_type_of(cudnnPointwiseMode_t mode) {
+    switch (mode) {
+        case CUDNN_POINTWISE_GEN_INDEX:
+            return CUDNN_DATA_INT32;
+        case CUDNN_POINTWISE_CMP_EQ:
+        case CUDNN_POINTWISE_CMP_NEQ:
+        case CUDNN_POINTWISE_CMP_GT:
+        case CUDNN_POINTWISE_CMP_GE:
+        case CUDNN_POINTWISE_CMP_LT:
+        case CUDNN_POINTWISE_CMP_LE:
+            return CUDNN_DATA_BOOLEAN;
+        default:
+            return CUDNN_DATA_FLOAT;
+    }
+}
+
 #if CUDNN_VERSION >= 90800
 /// The device of a library handle.
 BackendDescriptor device_of(cudnnHandle_t library) {
@@ -116,7 +134,7 @@ void OperationGraph::add_pointwise(cudnnPointwiseMode_t mode, const GraphTensor&
                                    std::int64_t axis) {
     BackendDescriptor parameters = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     set(parameters, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
-    set(parameters, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+    set(parameters, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, math_type_of(mode));
     if (mode == CUDNN_POINTWISE_GEN_INDEX) set(parameters, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis);
     finalize(parameters);
     BackendDescriptor operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);

@@ -157,7 +157,6 @@ __global__ void __launch_bounds__(fragment_threads, 2)
                                                  weights[r][c][e], gradients[r][c][e]);
                         }
                 }
-            if constexpr (General) __syncwarp();  // lanes took different ways through masks and dropout
             accumulate_rows<Size>(weights, dy_tile + first_column, dv);
             accumulate_rows<Size>(gradients, q_tile + first_column, dk);
         }
@@ -263,7 +262,6 @@ __global__ void __launch_bounds__(fragment_threads, 2)
                                     from_compute<T>(gradients[r][c][e]);
                     }
                 }
-            if constexpr (General) __syncwarp();
             accumulate_rows<Size>(gradients, k_tile, dq);
         }
         __syncthreads();  // nobody needs the tile any more

@@ -111,6 +111,7 @@ __device__ inline void multiply_rows(const T* a, const T* b, Fragments<Rows, Col
     const T* a_row = a + lane % 16 * stride + lane / 16 * 8;
     const T* b_row = b + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
     clear(sums);
+    __syncwarp();  // the instructions below need all lanes at one place, wherever they come from
 #pragma unroll
     for (int k = 0; k < Depth; k += 16) {
         std::uint32_t left[Rows][4];
@@ -138,6 +139,7 @@ __device__ inline void accumulate_rows(const Fragments<Rows, Depth>& weights, co
     constexpr int stride = tile_stride(Size);
     const int lane = lane_index();
     const T* b_row = b + lane % 16 * stride + lane / 16 * 8;
+    __syncwarp();  // lanes may have taken different ways through masks, dropout and comparisons
 #pragma unroll
     for (int k = 0; k < Depth; k += 2) {
         std::uint32_t left[Rows][4];

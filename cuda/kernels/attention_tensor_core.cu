@@ -157,7 +157,6 @@ __global__ void __launch_bounds__(fragment_threads)
                                 scores[r][c][e] = 0.0F;
                 }
             }
-        if constexpr (General) __syncwarp();  // lanes took different ways through masks and dropout
         accumulate_rows<Size>(scores, v_tile, output);
     }
     copy_async_wait<0>();

@@ -14,6 +14,7 @@
 #include "core/memory.h"
 #include "nn/train/checkpoint.h"
 #include "nn/train/clip.h"
+#include "nn/train/matmul_rate.h"
 #include "nn/train/progress.h"
 
 namespace potluck {
@@ -32,20 +33,6 @@ std::int64_t count_targets(const data::Batch& batch) {
     if (!is_integer(batch.targets.dtype())) return batch.targets.ndim() == 0 ? 1 : batch.targets.size(0);
     const NoGrad guard;
     return sum(batch.targets != ignored).item<std::int64_t>();
-}
-
-/// FLOP/s of a product of two f32 matrices of 1024 x 1024, the best of some.
-double measured_matmul_peak(Device device) {
-    constexpr std::int64_t size = 1024;
-    const NoGrad guard;
-    const Tensor a = ones({size, size}, {DType::f32, device});
-    double best = 0.0;
-    for (int i = 0; i < 6; ++i) {
-        const auto start = Clock::now();
-        matmul(a, a)[0][0].item();  // reading a number waits for the device
-        best = std::max(best, 2.0 * size * size * size / seconds_since(start));
-    }
-    return best;
 }
 
 }  // namespace
@@ -266,13 +253,14 @@ TrainingSummary Trainer::finish(Run& run) {
     const double flops =
         given ? options_.flops_per_token : 6.0 * static_cast<double>(module_.parameter_count());
     if (run.folder && run.seconds > 0.0) {
-        const double peak = measured_matmul_peak(device);
-        summary.mfu = flops * summary.tokens_per_second / peak;
+        const MatmulRate peak = measure_matmul_rate(dtype_of_most_parameters(module_), device);
+        summary.mfu = flops * summary.tokens_per_second / peak.flops_per_second;
         summary.mfu_formula = fmt::format(
-            "flops_per_token * tokens_per_second / peak: {:.6g} {} * {:.6g} / {:.6g} FLOP/s of an f32 matrix "
-            "product of "
-            "1024 x 1024 x 1024, measured on {} after the run",
-            flops, given ? "as given" : "(6 * parameters)", summary.tokens_per_second, peak, device);
+            "flops_per_token * tokens_per_second / peak: {:.6g} {} * {:.6g} / {:.6g} FLOP/s of a product of "
+            "two {} "
+            "matrices of {} x {}, measured on {} after the run",
+            flops, given ? "as given" : "(6 * parameters)", summary.tokens_per_second, peak.flops_per_second,
+            peak.dtype, peak.size, peak.size, device);
     }
     if (run.folder) run.folder->write(summary);
     return summary;

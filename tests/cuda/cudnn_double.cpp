@@ -125,6 +125,61 @@ TEST_CASE("cuDNN double: computes, and refuses too small a workspace, NULL, and 
     CHECK(refused_because("never created, or was destroyed"));
 }
 
+TEST_CASE("cuDNN double: refuses an index or a comparison that is computed in f32") {
+    // The pointwise operation alone in a graph: (1, 1, 4, 4) -> (1, 1, 4, 4).
+    const auto finalize_graph = [](cudnnPointwiseMode_t mode, cudnnDataType_t math) {
+        std::vector<cudnnBackendDescriptor_t> made;
+        const auto create = [&](cudnnBackendDescriptorType_t kind) {
+            cudnnBackendDescriptor_t handle = nullptr;
+            REQUIRE(cudnnBackendCreateDescriptor(kind, &handle) == CUDNN_STATUS_SUCCESS);
+            made.push_back(handle);
+            return handle;
+        };
+        const auto set = [](cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                            cudnnBackendAttributeType_t type, const void* values, std::int64_t count = 1) {
+            REQUIRE(cudnnBackendSetAttribute(descriptor, name, type, count, values) == CUDNN_STATUS_SUCCESS);
+        };
+        const auto tensor = [&](std::int64_t id, cudnnDataType_t type) {
+            const std::int64_t sizes[] = {1, 1, 4, 4}, strides[] = {16, 16, 4, 1}, alignment = 16;
+            const cudnnBackendDescriptor_t x = create(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+            set(x, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, &id);
+            set(x, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, &type);
+            set(x, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, sizes, 4);
+            set(x, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides, 4);
+            set(x, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, &alignment);
+            REQUIRE(cudnnBackendFinalize(x) == CUDNN_STATUS_SUCCESS);
+            return x;
+        };
+        const bool is_index = mode == CUDNN_POINTWISE_GEN_INDEX;
+        const cudnnBackendDescriptor_t a = tensor(1, CUDNN_DATA_FLOAT), b = tensor(2, CUDNN_DATA_FLOAT),
+                                       y = tensor(3, is_index ? CUDNN_DATA_INT32 : CUDNN_DATA_BOOLEAN);
+        const cudnnBackendDescriptor_t parameters = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+        const std::int64_t axis = 2;
+        set(parameters, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, &mode);
+        set(parameters, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, &math);
+        if (is_index) set(parameters, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, &axis);
+        REQUIRE(cudnnBackendFinalize(parameters) == CUDNN_STATUS_SUCCESS);
+        const cudnnBackendDescriptor_t operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+        const auto part = CUDNN_TYPE_BACKEND_DESCRIPTOR;
+        set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, part, &parameters);
+        set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, part, &a);
+        if (!is_index) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, part, &b);
+        set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, part, &y);
+        REQUIRE(cudnnBackendFinalize(operation) == CUDNN_STATUS_SUCCESS);
+        const cudnnBackendDescriptor_t graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+        set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, part, &operation);
+        const cudnnStatus_t status = cudnnBackendFinalize(graph);
+        for (auto each = made.rbegin(); each != made.rend(); ++each) cudnnBackendDestroyDescriptor(*each);
+        return status;
+    };
+    CHECK(finalize_graph(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_INT32) == CUDNN_STATUS_SUCCESS);
+    CHECK(finalize_graph(CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN) == CUDNN_STATUS_SUCCESS);
+    for (const cudnnPointwiseMode_t mode : {CUDNN_POINTWISE_GEN_INDEX, CUDNN_POINTWISE_CMP_GE}) {
+        CHECK(finalize_graph(mode, CUDNN_DATA_FLOAT) == CUDNN_STATUS_BAD_PARAM);
+        CHECK(refused_because("computes in the wrong type"));
+    }
+}
+
 TEST_CASE("cuDNN double: rounds f32 to TF32 unless the math type forbids it") {
     const float value = 1.0F + std::ldexp(1.0F, -20);
     for (const cudnnMathType_t math : {CUDNN_FMA_MATH, CUDNN_DEFAULT_MATH}) {

@@ -29,8 +29,9 @@ enum class GraphStep : std::uint8_t { matmul, pointwise, reduction, reshape };
 
 struct GraphOperation {
     GraphStep step = GraphStep::pointwise;
-    int mode = 0;           // cudnnPointwiseMode_t or cudnnReduceTensorOp_t
-    std::int64_t axis = 0;  // of gen_index
+    int mode = 0;                             // cudnnPointwiseMode_t or cudnnReduceTensorOp_t
+    std::int64_t axis = 0;                    // of gen_index
+    cudnnDataType_t math = CUDNN_DATA_FLOAT;  // of a pointwise operation
     std::vector<GraphTensor> inputs;
     GraphTensor output;
 };

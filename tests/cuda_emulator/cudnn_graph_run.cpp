@@ -46,6 +46,7 @@ GraphOperation operation_of(const BackendDescriptor& descriptor) {
             operation.step = GraphStep::pointwise;
             operation.mode = parameters->value<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE);
             operation.axis = parameters->value<std::int64_t>(CUDNN_ATTR_POINTWISE_AXIS, -1);
+            operation.math = parameters->value<cudnnDataType_t>(CUDNN_ATTR_POINTWISE_MATH_PREC);
             for (const auto name :
                  {CUDNN_ATTR_OPERATION_POINTWISE_XDESC, CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
                   CUDNN_ATTR_OPERATION_POINTWISE_TDESC})
@@ -88,6 +89,12 @@ std::size_t inputs_of(int mode) {
     }
 }
 
+/// The type that the library's attention graphs compute each operation in; its engines take no other.
+cudnnDataType_t math_type_of(int mode) {
+    if (mode == CUDNN_POINTWISE_GEN_INDEX) return CUDNN_DATA_INT32;
+    return mode == CUDNN_POINTWISE_CMP_GE ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT;
+}
+
 std::int64_t count_of_tensor(const GraphTensor& tensor) { return count_of(tensor.sizes); }
 
 /// What is wrong with the shapes of an operation; "" when they fit.
@@ -109,6 +116,9 @@ std::string misfit(const GraphOperation& operation) {
                 return "a pointwise operation has too many or too few operands";
             if (operation.mode == CUDNN_POINTWISE_GEN_INDEX && (operation.axis < 0 || operation.axis > 3))
                 return "there is no such axis to count along";
+            if (operation.math != math_type_of(operation.mode))
+                return "a pointwise operation computes in the wrong type: INT32 for indices, BOOLEAN for "
+                       "comparisons, FLOAT for all others";
             for (const GraphTensor& input : operation.inputs)
                 for (std::size_t axis = 0; axis < 4; ++axis)
                     if (input.sizes[axis] != y[axis] && input.sizes[axis] != 1)

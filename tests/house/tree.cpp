@@ -25,7 +25,8 @@ Tree read_tree(const fs::path& root) {
             const bool foreign = (name.starts_with('.') && name != ".ci") || name.starts_with("build") ||
                                  name == "runs" || name == "__pycache__";
             if (foreign) entry.disable_recursion_pending();
-        } else if (entry->is_regular_file()) {
+        } else if (entry->is_regular_file() &&
+                   name != ".git") {  // a file where git has several working trees
             tree.files.push_back(fs::relative(entry->path(), root).generic_string());
         }
     }
