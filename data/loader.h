@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,26 +14,48 @@
 
 namespace potluck::data {
 
-/// Examples stacked along a new first axis. `targets` is undefined when the examples have none.
-struct Batch {
-    Tensor inputs, targets;
+/// Which items of a global batch a process reads: items first .. first + count - 1 of it; count may be 0.
+struct Share {
+    std::int64_t first = 0, count = 0;
+
+    friend bool operator==(const Share&, const Share&) = default;
 };
 
+/// Examples stacked along a new first axis: `auto [x, y] = batch` gives inputs and targets. `targets` is undefined when
+/// the examples have none; both are where the share holds no item of this batch.
+struct Batch {
+    Tensor inputs, targets;
+    Share share;  // what the rows are of the global batch: row i is item share.first + i of it
+    std::int64_t global_count = 0;  // items of the global batch, to weight what was made of this share
+};
+
+/// For `auto [x, y] = batch`.
+template <std::size_t index, class AnyBatch>
+requires std::same_as<std::remove_cvref_t<AnyBatch>, Batch>
+auto&& get(AnyBatch&& batch) {
+    if constexpr (index == 0)
+        return std::forward<AnyBatch>(batch).inputs;
+    else
+        return std::forward<AnyBatch>(batch).targets;
+}
+
 struct LoaderOptions {
-    std::int64_t batch = 1;        // items a batch; the last one of an epoch may be smaller
+    std::int64_t batch = 1;        // items of a global batch; the last one of an epoch may be smaller
     bool shuffle = false;          // a new order in every epoch, a pure function of (seed, epoch)
     bool drop_last = false;        // leave out an incomplete last batch
     int workers = 0;               // threads that fetch ahead; 0 fetches in the calling thread
     std::int64_t read_ahead = 2;   // batches that every worker may be ahead of the loop
     std::uint64_t seed = 0;        // of the order and of the items' random numbers
     double timeout_seconds = 300;  // with workers: how long one item may take before the loop gets an Error
+    std::optional<Share> share = {};  // what this process reads of every global batch; none: all of it
 };
 
-/// Where a loader stands, to go on exactly there. Read-ahead does not count: only batches that the loop has received.
+/// Where training stands, to go on exactly there, with any share. Items are those of the global batches that a loop has
+/// received; read-ahead does not count.
 struct LoaderState {
     std::uint64_t seed = 0;
     std::int64_t epoch = 0;  // from 0
-    std::int64_t item = 0;   // items of this epoch that were handed out
+    std::int64_t item = 0;   // items of this epoch that were handed out, to all shares together
     std::int64_t size = 0;   // of the dataset, to notice another one
 
     friend bool operator==(const LoaderState&, const LoaderState&) = default;
@@ -40,24 +64,40 @@ struct LoaderState {
 /// The order of a shuffled epoch: a permutation of 0 .. size-1 that depends on nothing but (size, seed, epoch).
 std::vector<std::int64_t> shuffled_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
 
+class Fetcher;
+
 /// Turns a dataset into batches:
 ///
 ///     for (auto [x, y] : data::Loader(images, {.batch = 64, .shuffle = true, .workers = 2})) ...
+///     for (auto [x, y] : loader.pass()) ...  // to validate
 ///
 /// One loop is one epoch; the next loop is the next epoch, with another order when shuffled. The batches are the same,
 /// in the same order, for any number of workers. A loop may be left early; the next one then starts the next epoch.
 ///
-/// Errors of an item reach the loop as an Error that names the item and holds the original text. Every error leaves
-/// the loader usable: its state is that of the last batch that was received.
+/// Every loop has a position of its own, so that several may run at once: each begin() takes the next epoch number. A
+/// pass() takes none and leaves the state alone: whoever validates with it, how often he likes, also with the training
+/// loader itself, does not change the training. state() is the training cursor: where the batch that begin()'s loops or
+/// next() received last ends.
+///
+/// Of every global batch the loader reads a share, by default all of it. The order, the cut into global batches, the
+/// random numbers of items and the state do not depend on the share: loaders with the shares {0, 13}, {13, 12}, {25, 39}
+/// read together what one with a batch of 64 reads. In an incomplete last batch a share holds those of its places that
+/// exist, maybe none.
+///
+/// Errors of an item reach the loop as an Error that names the item and holds the original text, and end the loop. Every
+/// error leaves the loader usable: its state is that of the last batch that was received.
+///
+/// A loader and its loops belong to one thread. A loop goes on when the loader is moved or destroyed meanwhile.
 ///
 /// A thread that hangs in get() cannot be stopped from outside. After the timeout the loop gets an Error that names the
-/// item; when the loader is destroyed it waits at most a second for its workers and lets those that still hang run on
-/// detached. They own everything they may touch (the dataset too) and end with their item or with the program.
+/// item; when a loop ends it waits at most a second for its workers and lets those that still hang run on detached. They
+/// own everything they may touch (the dataset too) and end with their item or with the program.
 class Loader {
-    class Epoch;
+    struct Core;
 
 public:
     class Iterator;
+    class Pass;
 
     /// Keeps a copy of the dataset (cheap: datasets hold tensors, which are handles). Throws Error when the dataset is
     /// empty, when no batch can come of it (drop_last with fewer items than a batch), and for options out of range.
@@ -66,64 +106,87 @@ public:
         : Loader(std::make_shared<const AnyDataset>(std::move(dataset)), options) {}
     /// Shares the dataset.
     explicit Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options = {});
-    ~Loader();
-    Loader(Loader&&) noexcept;
-    Loader& operator=(Loader&&) noexcept;
+    Loader(Loader&&) noexcept = default;
+    Loader& operator=(Loader&&) noexcept = default;
 
     /// Starts an epoch: the rest of the one that set_state() went to, else a fresh one.
     Iterator begin();
     std::default_sentinel_t end() const { return {}; }
 
-    /// The next batch without a loop: goes on in the current epoch, and over its end into the next one.
+    /// The next batch without a loop: goes on at state(), and over the end of an epoch into the next one.
     Batch next();
 
-    /// Batches in an epoch.
-    std::int64_t batches() const;
-    std::int64_t size() const { return size_; }
-    const LoaderOptions& options() const { return options_; }
-    const Dataset& dataset() const { return *dataset_; }
+    /// All batches once in the dataset's order, shuffled or not, with the same random numbers every time. Takes no epoch
+    /// number and leaves state() alone. Each begin() of what it returns starts anew.
+    Pass pass() const;
 
-    LoaderState state() const { return {options_.seed, epoch_, item_, size_}; }
-    /// Goes on where `state` was taken, with its seed; the next loop reads the rest of that epoch. Throws Error when it
-    /// belongs to a dataset of another size or lies outside of an epoch.
+    /// Global batches in an epoch.
+    std::int64_t batches() const;
+    std::int64_t size() const;
+    const LoaderOptions& options() const;
+    const Dataset& dataset() const;
+
+    LoaderState state() const;
+    /// Goes on where `state` was taken, with its seed; the next loop reads the rest of that epoch. Loops that run
+    /// already read on as they would have, but no longer move state(). Throws Error when the state belongs to a dataset
+    /// of another size or lies outside of an epoch.
     void set_state(const LoaderState& state);
 
-private:
-    /// Fills `batch`; false at the end of the epoch.
-    bool fetch(Batch& batch);
-    void start();
+    /// What is read of every global batch from the next one on, in running loops too; none: all of it. What workers have
+    /// fetched ahead is fetched again. Throws Error for a share outside of the batch.
+    void set_share(std::optional<Share> share);
 
-    std::shared_ptr<const Dataset> dataset_;
-    LoaderOptions options_;
-    std::int64_t size_ = 0;
-    std::int64_t epoch_ = 0;
-    std::int64_t item_ = 0;
-    bool resumed_ = false;            // item_ was set by set_state(), not left by a loop
-    std::unique_ptr<Epoch> running_;  // the fetching of the current epoch
+private:
+    Core& core() const;  // throws Error when the loader was moved from
+
+    std::shared_ptr<Core> core_;  // with its iterators
 };
 
+/// One loop. Copies share its position.
 class Loader::Iterator {
 public:
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    Batch& operator*() { return batch_; }
-    Batch* operator->() { return &batch_; }
-    Iterator& operator++() {
-        advance();
-        return *this;
-    }
-    void operator++(int) { advance(); }
+    /// Both throw Error at the end of the loop and when the iterator was moved from.
+    Batch& operator*();
+    Batch* operator->() { return &**this; }
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
     friend bool operator==(const Iterator& iterator, std::default_sentinel_t) { return iterator.at_end_; }
 
 private:
     friend class Loader;
-    explicit Iterator(Loader& loader) : loader_(&loader) { advance(); }
-    void advance() { at_end_ = !loader_->fetch(batch_); }
+    friend class Pass;
+    Iterator(std::shared_ptr<Core> core, std::shared_ptr<Fetcher> fetcher, bool moves_state);
+    void advance();
+    void check() const;
 
-    Loader* loader_;
-    Batch batch_;
+    std::shared_ptr<Core> core_;
+    std::shared_ptr<Fetcher> fetcher_;
+    std::int64_t jumps_ = 0;    // of the core when this loop began
+    bool moves_state_ = false;  // no pass
     bool at_end_ = false;
+    Batch batch_;
+};
+
+class Loader::Pass {
+public:
+    Iterator begin() const;
+    std::default_sentinel_t end() const { return {}; }
+
+private:
+    friend class Loader;
+    explicit Pass(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
+    std::shared_ptr<Core> core_;
 };
 
 }  // namespace potluck::data
+
+template <>
+struct std::tuple_size<potluck::data::Batch> : std::integral_constant<std::size_t, 2> {};
+template <std::size_t index>
+struct std::tuple_element<index, potluck::data::Batch> {
+    using type = potluck::Tensor;
+};

@@ -207,7 +207,7 @@ double Trainer::validate() {
     const nn::EvalMode evaluating(module_);
     const Device device = module_.parameters()[0].device();
     double total = 0.0, targets = 0.0;
-    for (const data::Batch& batch : *options_.validation) {
+    for (const data::Batch& batch : options_.validation->pass()) {
         const auto count = static_cast<double>(count_targets(batch));
         if (count == 0.0) continue;
         const Tensor expected = batch.targets.defined() ? batch.targets.to(device) : Tensor();

@@ -28,8 +28,9 @@ struct TrainerOptions {
     std::int64_t checkpoint_every = 0;  // updates; 0: only at the end
     std::int64_t keep_checkpoints = 2;  // the newest ones; 0: all
 
-    data::Loader* validation = nullptr;  // one epoch of it is a validation
-    std::int64_t validate_every = 0;     // updates; 0: only at the end
+    data::Loader* validation =
+        nullptr;                      // one pass over it is a validation; may be the training loader itself
+    std::int64_t validate_every = 0;  // updates; 0: only at the end
 
     std::int64_t log_every = 10;   // updates between lines when the output is no terminal
     bool quiet = false;            // no progress at all

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "data/loader.h"
+
+namespace potluck::data {
+
+/// What one pass over the rest of an epoch reads, and how it is cut into global batches. Never changed once made.
+struct Reading {
+    std::shared_ptr<const Dataset> dataset;
+    std::vector<std::int64_t> order;  // empty: as numbered
+    std::int64_t first = 0, end = 0;  // positions in the order
+    std::int64_t batch = 1;           // items of a global batch
+    std::uint64_t seed = 0;
+    std::int64_t epoch = 0;
+
+    std::int64_t batches() const { return (end - first + batch - 1) / batch; }
+    /// Items of global batch `number`: fewer in an incomplete last one.
+    std::int64_t items_of(std::int64_t number) const;
+};
+
+/// Fetches the batches of one pass in order, with or without workers.
+class Fetcher {
+public:
+    Fetcher(Reading reading, const LoaderOptions& options);
+    ~Fetcher();
+    Fetcher(const Fetcher&) = delete;
+    Fetcher& operator=(const Fetcher&) = delete;
+
+    const Reading& reading() const;
+    bool is_done() const { return next_ == reading().batches(); }
+    /// Position in the order that the next batch starts at.
+    std::int64_t position() const;
+
+    /// The next batch: of its items, those of `share`. What workers fetched ahead for another share is thrown away. After
+    /// an error the pass is over.
+    Batch receive(std::optional<Share> share);
+
+private:
+    struct Shared;
+    static void work(const std::stop_token& stop, Shared& shared, std::size_t worker);
+    Batch receive_from_workers(std::int64_t number, std::optional<Share> share);
+    std::chrono::steady_clock::time_point look_again(std::int64_t number) const;
+
+    std::chrono::steady_clock::duration timeout_;
+    std::shared_ptr<Shared> shared_;  // with the workers, so that one that hangs can be left behind
+    std::vector<std::jthread> threads_;
+    std::int64_t next_ = 0;  // number of the batch that is received next
+};
+
+}  // namespace potluck::data
