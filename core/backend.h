@@ -262,7 +262,9 @@ public:
     // ---- attention: q (batch, heads, queries, head_size), k (batch, kv_heads, keys, head_size),
     //      v (batch, kv_heads, keys, value_size); y (batch, heads, queries, value_size) with any strides;
     //      mask broadcast to (batch, heads, queries, keys): bool (true: may be seen) or floating (added to the scores);
-    //      logsumexp (batch, heads, queries) f32 (f64 for f64), -inf for a row that sees no key (its y is 0) ----
+    //      logsumexp (batch, heads, queries) f32 (f64 for f64), -inf for a row that sees no key (its y is 0). A weight
+    //      that is hidden (causal, a mask of false or -inf) or dropped has no part in any result, whatever q, k, v or dy
+    //      hold there ----
     virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                            const AttentionSpec& options, Tensor& y, Tensor& logsumexp) = 0;
     /// dq, dk, dv have any strides and are overwritten. dmask (when defined) has the full shape.

@@ -22,7 +22,9 @@ bool gelu_epilogue();
 /// of 8, no mask, no dropout, and causal only with as many queries as keys. What does not fit goes through our own kernels
 /// as before. Plans are kept by shape, and the first call of each shape takes longer: the library compiles its kernel.
 /// Deterministic, as ours; for that its backward keeps the gradients of all scores (queries x keys for each head, in
-/// halves) in memory while it runs, which ours does not. For all CUDA devices; off by default.
+/// halves) in memory while it runs, which ours does not. Unlike ours, the library's kernels do not promise that infinity
+/// and NaN in a key or value stay hidden from the queries that causality keeps from seeing it. For all CUDA devices; off
+/// by default.
 void set_fused_attention(bool allowed);
 bool fused_attention();
 

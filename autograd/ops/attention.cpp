@@ -7,6 +7,7 @@
 #include "autograd/ops/dropout_key.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/matmul.h"
+#include "autograd/ops/reduce.h"
 #include "autograd/ops/softmax.h"
 #include "autograd/ops/support.h"
 #include "autograd/ops/view.h"
@@ -76,33 +77,68 @@ RandomKey take_key(const Tensor& q, const Sizes& s, const Attention& options) {
     return default_generator(q.device()).take(s.batch * s.heads * s.queries * s.keys);
 }
 
+/// What queries may not see, (batch, heads, queries, keys) or what broadcasts to it, bool; none where they see everything.
+std::vector<Tensor> hidden_places(const Attention& options, const Sizes& s, Device device) {
+    std::vector<Tensor> hidden;
+    if (options.mask.defined())
+        hidden.push_back(options.mask.dtype() == DType::boolean
+                             ? logical_not(options.mask)
+                             : options.mask.detach() == -std::numeric_limits<double>::infinity());
+    if (options.causal) {
+        const TensorOptions places{DType::i64, device};
+        const Tensor last_seen = unsqueeze(arange(0, s.queries, 1, places), 1) + (s.keys - s.queries);
+        hidden.push_back(greater(arange(0, s.keys, 1, places), last_seen));
+    }
+    return hidden;
+}
+
+/// Whether a row of the last axis holds infinity or NaN.
+Tensor is_bad_row(const Tensor& x) { return logical_not(all(is_finite(x.detach()), {-1})); }
+
 Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& given_v, const Sizes& s,
                 const Attention& options, RandomKey key) {
     // As in the fused kernel, half types are only how the tensors are stored.
     const DType dtype = promote(promote(given_q.dtype(), given_k.dtype()), given_v.dtype());
     const DType inner = promote(dtype, DType::f32);
-    const Tensor q = to(given_q, inner), k = to(given_k, inner), v = to(given_v, inner);
     // Each key-value head serves a group of query heads: (batch, kv_heads, group, time, size), where k and v have group 1.
     const std::int64_t group = s.kv_heads == 0 ? 1 : s.heads / s.kv_heads;
-    const Tensor queries = reshape(q, {s.batch, s.kv_heads, group, s.queries, s.head_size});
-    Tensor scores = matmul(queries, transpose(unsqueeze(k, 2)));
-    scores = reshape(scores, {s.batch, s.heads, s.queries, s.keys}) * scale_of(options, s);
-    const double hidden = -std::numeric_limits<double>::infinity();
-    if (options.mask.defined()) {
-        if (options.mask.dtype() == DType::boolean)
-            scores = masked_fill(scores, logical_not(options.mask), hidden);
-        else
-            scores = scores + options.mask;
+    Tensor q = reshape(to(given_q, inner), {s.batch, s.kv_heads, group, s.queries, s.head_size});
+    Tensor k = unsqueeze(to(given_k, inner), 2);
+    Tensor v = unsqueeze(to(given_v, inner), 2);
+    const Shape by_group{s.batch, s.kv_heads, group, s.queries, s.keys};
+    const Shape by_head{s.batch, s.heads, s.queries, s.keys};
+
+    // A product with 0 does not hide infinity or NaN. So where something is hidden, such rows are taken out, and what sees
+    // them is made NaN.
+    const std::vector<Tensor> hidden = hidden_places(options, s, q.device());
+    const auto hide = [&](Tensor x, double value) {  // (batch, heads, queries, keys)
+        for (const Tensor& places : hidden) x = masked_fill(x, places, value);
+        return x;
+    };
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    Tensor bad_queries, bad_keys, bad_values;
+    if (!hidden.empty()) {
+        bad_queries = unsqueeze(is_bad_row(q), -1);  // (batch, kv_heads, group, queries, 1)
+        bad_keys = unsqueeze(is_bad_row(k), -1);     // (batch, kv_heads, 1, keys, 1)
+        bad_values = logical_not(is_finite(v.detach()));
+        q = masked_fill(q, bad_queries, 0.0);
+        k = masked_fill(k, bad_keys, 0.0);
+        v = masked_fill(v, bad_values, 0.0);
     }
-    if (options.causal) {
-        const TensorOptions places{DType::i64, q.device()};
-        const Tensor last_seen = unsqueeze(arange(0, s.queries, 1, places), 1) + (s.keys - s.queries);
-        scores = masked_fill(scores, greater(arange(0, s.keys, 1, places), last_seen), hidden);
-    }
-    Tensor weights = softmax(scores);
+    Tensor scores = matmul(q, transpose(k)) * scale_of(options, s);
+    if (!hidden.empty())
+        scores = masked_fill(masked_fill(scores, bad_queries, nan), transpose(bad_keys), nan);
+    scores = reshape(scores, by_head);
+    if (options.mask.defined() && options.mask.dtype() != DType::boolean) scores = scores + options.mask;
+    scores = hide(scores, -std::numeric_limits<double>::infinity());
+    Tensor weights = hide(softmax(scores), 0.0);  // also where the rest of the row is NaN
     if (options.dropout > 0.0) weights = detail::dropout_by_key(contiguous(weights), options.dropout, key);
-    weights = reshape(weights, {s.batch, s.kv_heads, group, s.queries, s.keys});
-    return to(reshape(matmul(weights, unsqueeze(v, 2)), {s.batch, s.heads, s.queries, s.value_size}), dtype);
+    Tensor y = matmul(reshape(weights, by_group), v);
+    if (!hidden.empty()) {
+        const Tensor seen = reshape(hide(ones(by_head, {inner, q.device()}), 0.0), by_group);
+        y = masked_fill(y, matmul(seen, to(bad_values, inner)) > 0.0, nan);
+    }
+    return to(reshape(y, {s.batch, s.heads, s.queries, s.value_size}), dtype);
 }
 
 /// (batch, heads, time, size) whose memory is (batch, time, heads, size): joining the heads then needs no copy.

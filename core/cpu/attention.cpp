@@ -51,7 +51,7 @@ struct ForwardState {
 /// Takes the keys of one tile into account.
 template <class T>
 void attend(const AttentionTiles<T>& tiles, const ForwardState<T>& state, KeyTile keys, const T* k_transposed,
-            TileView<T> v, T* scores, T* dropout) {
+            FactorTile<T>& v, T* scores, T* dropout) {
     const std::int64_t width = padded<T>(keys.count);
     tiles.scores(state.tile, keys, state.q, k_transposed, scores);
     if (dropout != nullptr) tiles.dropout_factors(state.tile, keys, dropout);
@@ -69,8 +69,8 @@ void attend(const AttentionTiles<T>& tiles, const ForwardState<T>& state, KeyTil
         if (dropout != nullptr)
             for (std::int64_t j = 0; j < width; ++j) weights[j] *= dropout[i * tile_keys + j];
     }
-    tile_product<T>(state.tile.count, tiles.value_width, keys.count, {scores, tile_keys, 1}, v.data, v.width,
-                    state.output, tiles.value_width, true);
+    v.add_product(state.tile.count, {scores, tile_keys, 1}, tiles.hides_any(state.tile, keys), state.output,
+                  tiles.value_width);
 }
 
 /// One kv head and a few tiles of queries of the heads that it serves.
@@ -107,8 +107,9 @@ void attention_forward(const AttentionTiles<T>& tiles, const Tensor& q, const Te
         const TileView<T> k_tile =
             view_or_load(k, batch, kv_head, keys.first, keys.count, k_buffer.data(), tiles.head_width);
         transpose_tile(k_tile, keys.count, tiles.sizes.head_size, k_transposed.data());
-        const TileView<T> v_tile =
-            view_or_load(v, batch, kv_head, keys.first, keys.count, v_buffer.data(), tiles.value_width);
+        FactorTile<T> v_tile(
+            view_or_load(v, batch, kv_head, keys.first, keys.count, v_buffer.data(), tiles.value_width),
+            keys.count, tiles.value_width);
         for (const ForwardState<T>& state : states)
             if (tiles.sees_any(state.tile, keys))
                 attend(tiles, state, keys, k_transposed.data(), v_tile, scores.data(),
@@ -162,7 +163,7 @@ struct BackwardKeys {
             T* k_buffer = task.wants_dq ? k_rows.data() + first * tiles.head_width : buffer.data();
             const TileView<T> k = view_or_load(tensors.k, task.batch, task.kv_head, keys.first, keys.count,
                                                k_buffer, tiles.head_width);
-            k_views.push_back(k);
+            k_tiles.emplace_back(k, keys.count, tiles.head_width);
             transpose_tile(k, keys.count, head_size, k_transposed.data() + first * head_size);
             const TileView<T> v = view_or_load(tensors.v, task.batch, task.kv_head, keys.first, keys.count,
                                                buffer.data(), tiles.value_width);
@@ -171,7 +172,7 @@ struct BackwardKeys {
     }
 
     std::int64_t head_size, value_size;
-    std::vector<TileView<T>> k_views;  // by tile
+    std::vector<FactorTile<T>> k_tiles;
     TileBuffer<T> k_rows, k_transposed, v_transposed;
     TileBuffer<T> dk, dv;  // (keys, width)
 };
@@ -195,6 +196,8 @@ struct BackwardQueries {
                           tiles.value_width);
         const TileView<T> output = view_or_load(tensors.y, tile.batch, tile.head, tile.first, tile.count,
                                                 y.data(), tiles.value_width);
+        q_tile = FactorTile<T>({q.data(), tiles.head_width}, tile.count, tiles.head_width);
+        dy_tile = FactorTile<T>(dy, tile.count, tiles.value_width);
         const T* logsumexp = tensors.logsumexp.data<T>();
         for (std::int64_t i = 0; i < tile.count; ++i) {
             const auto row = static_cast<std::size_t>(i);
@@ -210,6 +213,7 @@ struct BackwardQueries {
     QueryTile tile{};
     TileBuffer<T> q, dq, y, dy_buffer;
     TileView<T> dy{};
+    FactorTile<T> q_tile, dy_tile;
     std::vector<T> shift;  // logsumexp
     std::vector<T> dot;    // dy . y = sum over keys of weight * gradient of the weight
 };
@@ -241,15 +245,24 @@ void score_gradients(const AttentionTiles<T>& tiles, const BackwardQueries<T>& q
         T* gradients = all_gradients + i * tile_keys;
         const T shift = queries.shift[static_cast<std::size_t>(i)];
         const T dot = queries.dot[static_cast<std::size_t>(i)];
-        for (std::int64_t j = 0; j < width; ++j) weights[j] = exponential_weight(weights[j] - shift);
+        // What takes no part is 0 whatever stands in its key, its value, or in the statistics of the query.
         if (tiles.has_dropout()) {
             const T* factors = scratch.dropout.data() + i * tile_keys;
             for (std::int64_t j = 0; j < width; ++j) {
-                gradients[j] = weights[j] * (gradients[j] * factors[j] - dot);
-                weights[j] *= factors[j];
+                const T passed = gradients[j] * factors[j];
+                gradients[j] = factors[j] == 0 ? T{0} : passed;
             }
-        } else {
-            for (std::int64_t j = 0; j < width; ++j) gradients[j] = weights[j] * (gradients[j] - dot);
+        }
+        for (std::int64_t j = 0; j < width; ++j) {
+            const bool is_hidden = weights[j] == -infinity<T>;
+            const T weight = exponential_weight(weights[j] - shift);
+            const T gradient = weight * (gradients[j] - dot);
+            weights[j] = is_hidden ? T{0} : weight;
+            gradients[j] = is_hidden ? T{0} : gradient;
+        }
+        if (tiles.has_dropout()) {
+            const T* factors = scratch.dropout.data() + i * tile_keys;
+            for (std::int64_t j = 0; j < width; ++j) weights[j] *= factors[j];
         }
     }
 }
@@ -270,18 +283,17 @@ void attention_backward_task(const AttentionTiles<T>& tiles, const BackwardTask&
             if (!tiles.sees_any(tile, keys)) continue;
             score_gradients(tiles, queries, keys, all_keys.k_transposed.data() + first * all_keys.head_size,
                             all_keys.v_transposed.data() + first * all_keys.value_size, scratch);
+            const bool hides_any = tiles.hides_any(tile, keys);
             if (task.wants_dkv) {
-                tile_product<T>(keys.count, tiles.value_width, tile.count, {weights, 1, tile_keys},
-                                queries.dy.data, queries.dy.width,
-                                all_keys.dv.data() + first * tiles.value_width, tiles.value_width, true);
-                tile_product<T>(keys.count, tiles.head_width, tile.count, {gradients, 1, tile_keys},
-                                queries.q.data(), tiles.head_width,
-                                all_keys.dk.data() + first * tiles.head_width, tiles.head_width, true);
+                queries.dy_tile.add_product(keys.count, {weights, 1, tile_keys}, hides_any,
+                                            all_keys.dv.data() + first * tiles.value_width,
+                                            tiles.value_width);
+                queries.q_tile.add_product(keys.count, {gradients, 1, tile_keys}, hides_any,
+                                           all_keys.dk.data() + first * tiles.head_width, tiles.head_width);
             }
             if (task.wants_dq) {
-                const TileView<T> k = all_keys.k_views[static_cast<std::size_t>(first / tile_keys)];
-                tile_product<T>(tile.count, tiles.head_width, keys.count, {gradients, tile_keys, 1}, k.data,
-                                k.width, queries.dq.data(), tiles.head_width, true);
+                all_keys.k_tiles[static_cast<std::size_t>(first / tile_keys)].add_product(
+                    tile.count, {gradients, tile_keys, 1}, hides_any, queries.dq.data(), tiles.head_width);
                 if (tensors.dmask.defined()) tiles.store_dmask(tile, keys, gradients, tensors.dmask);
             }
         }

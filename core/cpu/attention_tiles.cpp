@@ -1,8 +1,53 @@
 #include "core/cpu/attention_tiles.h"
 
+#include <bit>
+#include <type_traits>
+
 #include "core/cpu/dropout_rule.h"
 
 namespace potluck::cpu {
+namespace {
+
+/// Whether `count` numbers are all finite: none has the largest exponent.
+template <class T>
+bool are_finite(const T* values, std::int64_t count) {
+    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+    constexpr Bits exponent = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
+    std::uint32_t found = 0;
+#pragma omp simd reduction(| : found)
+    for (std::int64_t i = 0; i < count; ++i)
+        found |= (std::bit_cast<Bits>(values[i]) & exponent) == exponent ? 1U : 0U;
+    return found == 0;
+}
+
+}  // namespace
+
+template <class T>
+void FactorTile<T>::search() {
+    was_searched_ = true;
+    for (std::int64_t p = 0; p < count_; ++p)
+        if (!are_finite(rows_.data + p * rows_.width, columns_)) bad_rows_.push_back(p);
+    if (bad_rows_.empty()) return;
+    finite_rows_ = TileBuffer<T>(count_ * columns_);
+    for (std::int64_t p = 0; p < count_; ++p)
+        std::copy_n(rows_.data + p * rows_.width, columns_, finite_rows_.data() + p * columns_);
+    for (const std::int64_t p : bad_rows_) std::fill_n(finite_rows_.data() + p * columns_, columns_, T{0});
+}
+
+template <class T>
+void FactorTile<T>::add_bad_rows(std::int64_t rows, LeftTile<T> left, T* sums,
+                                 std::int64_t sums_width) const {
+    for (const std::int64_t p : bad_rows_)
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const T factor = left.data[i * left.row_stride + p * left.column_stride];
+            if (factor == 0) continue;
+            for (std::int64_t j = 0; j < columns_; ++j)
+                sums[i * sums_width + j] += factor * rows_.data[p * rows_.width + j];
+        }
+}
+
+template class FactorTile<float>;
+template class FactorTile<double>;
 
 template <class T>
 AttentionTiles<T>::AttentionTiles(const AttentionSizes& attention_sizes, const Tensor& mask_or_none,
@@ -40,7 +85,9 @@ void AttentionTiles<T>::apply_mask(const QueryTile& tile, std::int64_t row, cons
     if (is_floating(mask_.dtype())) {
         T added[tile_keys];
         convert_to(added, from, mask_.dtype(), stride, count);
-        for (std::int64_t j = 0; j < count; ++j) scores[j] += added[j];
+        constexpr T hidden = -std::numeric_limits<T>::infinity();
+        for (std::int64_t j = 0; j < count; ++j)
+            scores[j] = added[j] == hidden ? hidden : scores[j] + added[j];
     } else {
         bool is_seen[tile_keys];
         convert_to(is_seen, from, mask_.dtype(), stride, count);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "core/backend.h"
 #include "core/cpu/blocks.h"
@@ -149,6 +150,39 @@ void transpose_tile(TileView<T> from, std::int64_t rows, std::int64_t columns, T
     }
 }
 
+/// The right factor of a product whose left factor, a tile of weights or gradients of scores, is 0 for what takes no part:
+/// keys that are not seen, and weights that dropout drops. Such an entry adds nothing, also where the row that it meets
+/// holds infinity or NaN, whose product with 0 would be NaN.
+template <class T>
+class FactorTile {
+public:
+    FactorTile() = default;
+    FactorTile(TileView<T> rows, std::int64_t count, std::int64_t columns)
+        : rows_(rows), count_(count), columns_(columns) {}
+
+    /// sums (rows, columns) += left (rows, count) times this tile. `has_zeros`: left may have entries that take no part.
+    void add_product(std::int64_t rows, LeftTile<T> left, bool has_zeros, T* sums, std::int64_t sums_width) {
+        if (has_zeros && !was_searched_) search();
+        const bool with_care = has_zeros && !bad_rows_.empty();
+        const TileView<T> right = with_care ? TileView<T>{finite_rows_.data(), columns_} : rows_;
+        tile_product<T>(rows, columns_, count_, left, right.data, right.width, sums, sums_width, true);
+        if (with_care) add_bad_rows(rows, left, sums, sums_width);
+    }
+
+private:
+    void search();  // for rows that are not finite, once
+    void add_bad_rows(std::int64_t rows, LeftTile<T> left, T* sums, std::int64_t sums_width) const;
+
+    TileView<T> rows_{};
+    std::int64_t count_ = 0, columns_ = 0;
+    bool was_searched_ = false;
+    std::vector<std::int64_t> bad_rows_;
+    TileBuffer<T> finite_rows_;  // with zeros for the bad rows, when there are any
+};
+
+extern template class FactorTile<float>;
+extern template class FactorTile<double>;
+
 /// The scores of tiles. Tiles of scores are (tile_queries, tile_keys).
 template <class T>
 class AttentionTiles {
@@ -180,6 +214,10 @@ public:
     }
     bool sees_any(const QueryTile& tile, const KeyTile& keys) const {
         return seen(tile, tile.count - 1, keys) > 0;
+    }
+    /// Whether some key of the tile may take no part for some query.
+    bool hides_any(const QueryTile& tile, const KeyTile& keys) const {
+        return mask_.defined() || has_dropout() || seen(tile, 0, keys) < keys.count;
     }
 
     /// q (rows, head_width) scaled, k_transposed (head_size, tile_keys). Keys that are not seen get -inf, and
