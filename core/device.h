@@ -14,15 +14,19 @@ struct Device {
     DeviceKind kind = DeviceKind::cpu;
     int index = 0;
 
-    static Device cpu() { return {DeviceKind::cpu, 0}; }
+    /// Index 0 is always there; add_cpu_device() makes others.
+    static Device cpu(int index = 0) { return {DeviceKind::cpu, index}; }
     static Device cuda(int index = 0) { return {DeviceKind::cuda, index}; }
+
+    /// Whether its memory is the host's.
+    bool is_cpu() const { return kind == DeviceKind::cpu; }
 
     friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// "cpu", "cuda:0".
+/// "cpu", "cpu:1", "cuda:0".
 std::string name_of(Device device);
-/// Reads "cpu", "cuda", "cuda:1"; throws Error for any other text.
+/// Reads "cpu", "cpu:1", "cuda", "cuda:1" (without a number: 0); throws Error for any other text.
 Device parse_device(const std::string& text);
 
 /// The fastest device that this build and this machine offer: cuda:0 where there is one, else the CPU.
@@ -38,9 +42,22 @@ void synchronize(Device device);
 /// The kernels of a device (see core/backend.h). Throws Error when the build has no such device.
 Backend& backend(Device device);
 
-/// Threads that the CPU device uses, for the whole process; 0 asks for one per core (the default, unless the
+/// How many devices this build and this machine offer, those of add_cpu_device() included.
+int device_count();
+
+/// Threads that a CPU device uses for each of its kernels; 0 asks for one per core (the default, unless the
 /// environment's OMP_NUM_THREADS says otherwise). No result depends on it.
-void set_threads(int count);
-int threads();
+void set_threads(int count, Device device = Device::cpu());
+int threads(Device device = Device::cpu());
+
+struct CpuDeviceOptions {
+    int threads = 0;              // of its kernels, as in set_threads()
+    std::int64_t memory_cap = 0;  // in bytes, as in set_memory_cap(); 0: none
+};
+/// Adds a CPU device beside "cpu" and returns it: "cpu:1", then "cpu:2", and so on, until the process ends. All compute
+/// with the same kernels, so with the same bits, but each has its own threads, memory statistics and cap, and its own
+/// default generator (which begins with the seed of cpu's). So one process can play several machines, or keep two
+/// trainings out of each other's way. Throws Error for options that cannot be, and after 63.
+Device add_cpu_device(CpuDeviceOptions options = {});
 
 }  // namespace potluck

@@ -25,14 +25,17 @@ struct DeviceEntry {
     Generator generator;
 };
 
+/// Of each kind.
+inline constexpr int most_devices = 64;
+
 /// Throws Error when there is no such device.
 DeviceEntry& device_entry(Device device);
-/// Adds a device. Throws Error when it is there already.
+/// Adds a device. Throws Error when it is there already, or its index is not below most_devices.
 void register_device(Device device, std::unique_ptr<Backend> backend);
 /// A floor above says how its devices are found. `discover` registers them and returns an empty text, or why there are
-/// none; it is called once, when a device other than the CPU is first asked for.
+/// none; it is called once, when a device other than a CPU is first asked for.
 void set_device_discovery(std::string (*discover)());
-/// All devices, the CPU first.
+/// All devices: those of the CPU first, then by number.
 std::vector<Device> registered_devices();
 
 }  // namespace potluck

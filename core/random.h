@@ -35,7 +35,7 @@ private:
 
 /// The generator that factories, dropout and initialisation use when none is given. It lives with the device.
 Generator& default_generator(Device device = Device::cpu());
-/// Seeds the default generators of all devices.
+/// Seeds the default generators of all devices; CPU devices that are added later begin with that seed, too.
 void manual_seed(std::uint64_t seed);
 
 }  // namespace potluck

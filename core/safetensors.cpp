@@ -161,7 +161,7 @@ void write_tensor(AtomicFile& file, const Tensor& tensor) {
         dense = Tensor::empty(tensor.shape(), {tensor.dtype(), tensor.device()});
         backend(tensor.device()).copy(tensor, dense);
     }
-    if (dense.device() == Device::cpu()) return file.write(dense.raw_data(), dense.bytes());
+    if (dense.device().is_cpu()) return file.write(dense.raw_data(), dense.bytes());
     constexpr std::int64_t at_once = std::int64_t{16} << 20;
     std::vector<std::byte> part(static_cast<std::size_t>(std::min(at_once, dense.bytes())));
     const auto* data = static_cast<const std::byte*>(dense.raw_data());

@@ -4,7 +4,6 @@
 #include "cuda/kernels/attention.h"
 
 #include "cuda/fused_attention.h"
-#include "cuda/options.h"
 #include "cuda/resources.h"
 
 namespace potluck {
@@ -30,7 +29,7 @@ bool run_fused(CudaBackend& device, cuda::FusedAttentionPlans& plans, const Fuse
 void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                             const AttentionSpec& options, Tensor& y, Tensor& logsumexp) {
     const cudaStream_t to_stream = stream();
-    if (cuda::fused_attention())
+    if (this->options().fused_attention)
         if (const auto shape = cuda::fused_attention_shape(q, k, v, mask_or_none, options, y))
             if (run_fused(*this, resources().attention_plans, *shape,
                           {q.raw_data(), k.raw_data(), v.raw_data(), y.raw_data(), logsumexp.raw_data()},
@@ -44,7 +43,7 @@ void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Ten
                                      const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,
                                      Tensor& dv, Tensor& dmask_or_none) {
     const cudaStream_t to_stream = stream();
-    if (cuda::fused_attention())
+    if (this->options().fused_attention)
         if (const auto shape = cuda::fused_attention_shape(q, k, v, mask_or_none, options, y, dy, dq, dk, dv))
             if (run_fused(*this, resources().attention_plans, *shape,
                           {q.raw_data(), k.raw_data(), v.raw_data(), y.raw_data(), logsumexp.raw_data(),

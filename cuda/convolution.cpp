@@ -6,7 +6,6 @@
 #include "cuda/convolution_plan.h"
 #include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/convolution.h"
-#include "cuda/options.h"
 #include "cuda/resources.h"
 
 namespace potluck {
@@ -66,8 +65,8 @@ void convolve_unfolded(CudaBackend& device, ConvolutionPass pass, const Tensor& 
 void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPass pass, const Tensor& x,
               const Tensor& weight, const Tensor& y, const ConvolutionSpec& options, bool accumulate) {
     const ConvolutionShape shape{
-        pass,        x.dtype(),      cuda::tf32(),    sizes_of(x),      sizes_of(weight),
-        sizes_of(y), options.stride, options.padding, options.dilation, options.groups};
+        pass,        x.dtype(),      device.options().tf32, sizes_of(x),      sizes_of(weight),
+        sizes_of(y), options.stride, options.padding,       options.dilation, options.groups};
     const cudnnHandle_t library = device.cudnn();
     const auto plan = plans.get(shape, [&] { return std::make_shared<ConvolutionPlan>(library, shape); });
     if (plan->exists()) {

@@ -14,11 +14,12 @@
 #include <unordered_map>
 
 #include "core/backend.h"
+#include "cuda/device_options.h"
 #include "cuda/runtime.h"
 
 namespace potluck {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public cuda::HasOptions {
 public:
     /// Opens device `index`. Its stream, memory pool and library handles are made at their first use.
     explicit CudaBackend(int index);

@@ -9,7 +9,6 @@
 #include "core/format.h"
 #include "cuda/kernels/matmul.h"
 #include "cuda/matmul_plan.h"
-#include "cuda/options.h"
 #include "cuda/resources.h"
 
 namespace potluck {
@@ -99,10 +98,10 @@ struct Product {
     MatmulShape shape;
 };
 
-Product prepare(Backend& device, const Tensor& a, const Tensor& b, const Tensor& y) {
+Product prepare(CudaBackend& device, const Tensor& a, const Tensor& b, const Tensor& y) {
     Product p{a, b, {}, {}};
     p.shape.dtype = y.dtype();
-    p.shape.tf32 = cuda::tf32();
+    p.shape.tf32 = device.options().tf32;
     p.shape.m = y.size(-2);
     p.shape.n = y.size(-1);
     p.shape.k = a.size(-1);
@@ -217,7 +216,7 @@ void CudaBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accum
 }
 
 void CudaBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
-    if (cuda::bias_epilogue() &&
+    if (options().bias_epilogue &&
         linear_by_epilogue(*this, resources().matmul_plans, x, weight, bias, nullptr, y))
         return;
     // Laid down first, the product is added to it: one rounding, also in half types.
@@ -228,7 +227,7 @@ void CudaBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bi
 void CudaBackend::linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
                               Tensor& y) {
     // cublasLt.h: the leading dimension of the second output must be a multiple of 8.
-    if (cuda::gelu_epilogue() && y.size(1) % 8 == 0 &&
+    if (options().gelu_epilogue && y.size(1) % 8 == 0 &&
         linear_by_epilogue(*this, resources().matmul_plans, x, weight, bias, before.raw_data(), y))
         return;
     linear(x, weight, bias, before);

@@ -1,28 +1,30 @@
 #include "cuda/options.h"
 
-#include <atomic>
+#include "core/backend.h"
+#include "core/error.h"
+#include "core/format.h"
+#include "cuda/device_options.h"
 
 namespace potluck::cuda {
 namespace {
 
-// Settings of the process, not of a device, so that they can be made before the first device is opened.
-std::atomic<bool> tf32_allowed{false};
-std::atomic<bool> bias_epilogue_enabled{true};
-std::atomic<bool> gelu_epilogue_enabled{false};
-std::atomic<bool> fused_attention_allowed{false};
+DeviceOptions& options_of(Device device) {
+    if (auto* const cuda = dynamic_cast<HasOptions*>(&backend(device))) return cuda->options();
+    throw Error("cuda", fmt::format("{} is no CUDA device, and has no options of one.", device));
+}
 
 }  // namespace
 
-void set_tf32(bool allowed) { tf32_allowed.store(allowed, std::memory_order_relaxed); }
-bool tf32() { return tf32_allowed.load(std::memory_order_relaxed); }
+void set_tf32(bool allowed, Device device) { options_of(device).tf32 = allowed; }
+bool tf32(Device device) { return options_of(device).tf32; }
 
-void set_bias_epilogue(bool enabled) { bias_epilogue_enabled.store(enabled, std::memory_order_relaxed); }
-bool bias_epilogue() { return bias_epilogue_enabled.load(std::memory_order_relaxed); }
+void set_bias_epilogue(bool enabled, Device device) { options_of(device).bias_epilogue = enabled; }
+bool bias_epilogue(Device device) { return options_of(device).bias_epilogue; }
 
-void set_gelu_epilogue(bool enabled) { gelu_epilogue_enabled.store(enabled, std::memory_order_relaxed); }
-bool gelu_epilogue() { return gelu_epilogue_enabled.load(std::memory_order_relaxed); }
+void set_gelu_epilogue(bool enabled, Device device) { options_of(device).gelu_epilogue = enabled; }
+bool gelu_epilogue(Device device) { return options_of(device).gelu_epilogue; }
 
-void set_fused_attention(bool allowed) { fused_attention_allowed.store(allowed, std::memory_order_relaxed); }
-bool fused_attention() { return fused_attention_allowed.load(std::memory_order_relaxed); }
+void set_fused_attention(bool allowed, Device device) { options_of(device).fused_attention = allowed; }
+bool fused_attention(Device device) { return options_of(device).fused_attention; }
 
 }  // namespace potluck::cuda

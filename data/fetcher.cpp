@@ -47,7 +47,7 @@ Tensor stack(std::string_view what, const std::vector<Tensor>& parts,
     for (std::size_t i = 0; i < parts.size(); ++i) {
         Tensor place = whole.alias(first.shape(), contiguous_strides(first.shape()),
                                    static_cast<std::int64_t>(i) * first.count());
-        if (first.device() != Device::cpu() || !parts[i].is_contiguous())
+        if (!first.device().is_cpu() || !parts[i].is_contiguous())
             backend(first.device()).copy(parts[i], place);
         else if (first.bytes() > 0)
             std::memcpy(place.raw_data(), parts[i].raw_data(), static_cast<std::size_t>(first.bytes()));

@@ -173,8 +173,9 @@ TokenWindows::TokenWindows(Tensor tokens, std::int64_t window, std::int64_t stri
             fmt::format("{} tokens are too few for a window of {}: at least {} are needed (the target is the "
                         "window moved on by one). Give more text or a shorter window.",
                         tokens_.count(), window, window + 1));
-    if (tokens_.device() != Device::cpu())
-        throw Error("TokenWindows", fmt::format("tokens are on {}. Keep them on the CPU.", tokens_.device()));
+    if (!tokens_.device().is_cpu())
+        throw Error("TokenWindows",
+                    fmt::format("tokens are on {}. Keep them on a CPU device.", tokens_.device()));
     tokens_ = tokens_.detach();
 }
 

@@ -141,7 +141,7 @@ Tensor Module::forward(const Tensor&) {
 
 Tensor Module::at_home(const Tensor& x) const {
     // Looking for a parameter takes longer than a small layer, so it is done only where there is a choice.
-    if (!x.defined() || x.device() != Device::cpu() || best_device() == Device::cpu()) return x;
+    if (!x.defined() || x.device() != Device::cpu() || device_count() == 1) return x;
     const std::vector<Tensor> own = parameters();
     return own.empty() ? x : x.to(own.front().device());
 }

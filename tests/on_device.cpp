@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "core/device_registry.h"
@@ -11,10 +12,20 @@ namespace {
 
 thread_local Device under_test = Device::cpu();
 
+bool is_registered(Device device) {
+    const std::vector<Device> all = registered_devices();
+    return std::find(all.begin(), all.end(), device) != all.end();
+}
+
 }  // namespace
 
 std::vector<Device> devices() {
-    if (const char* chosen = std::getenv("POTLUCK_TEST_DEVICE")) return {parse_device(chosen)};
+    if (const char* chosen = std::getenv("POTLUCK_TEST_DEVICE")) {
+        const Device device = parse_device(chosen);
+        if (device.is_cpu())  // "cpu:1" is made here, with other threads than "cpu"
+            while (!is_registered(device)) add_cpu_device({.threads = 3});
+        return {device};
+    }
     std::vector<Device> found;
     for (const Device device : registered_devices())
         if (device.index == 0) found.push_back(device);

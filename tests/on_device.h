@@ -21,7 +21,7 @@
 namespace potluck::test {
 
 /// The CPU, and the first CUDA device where the build and the machine have one; or the one that the environment's
-/// POTLUCK_TEST_DEVICE names.
+/// POTLUCK_TEST_DEVICE names (cpu:1 is made when it is asked for).
 std::vector<Device> devices();
 
 /// The device that the running test is on: the CPU outside of on_each_device() and OnDevice.

@@ -19,9 +19,9 @@ Tensor moved(const Tensor& given, Device device) {
     const Tensor x = detail::as_contiguous(given);
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), device});
     if (x.count() == 0) return y;
-    if (x.device().kind == DeviceKind::cpu) {
+    if (x.device().is_cpu()) {
         backend(device).copy_from_host(y.raw_data(), x.raw_data(), x.bytes());
-    } else if (device.kind == DeviceKind::cpu) {
+    } else if (device.is_cpu()) {
         backend(x.device()).copy_to_host(y.raw_data(), x.raw_data(), x.bytes());
     } else {
         std::vector<std::byte> host(static_cast<std::size_t>(x.bytes()));

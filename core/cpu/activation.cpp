@@ -138,6 +138,7 @@ template UnaryLoop<double> activation_loop<double>(UnaryOp op);
 }  // namespace cpu
 
 void CpuBackend::unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) {
+    const cpu::Team team(threads());
     cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         cpu::BlockMap<T, T, T>::run(dx, x, dy, cpu::activation_backward_loop<T>(op));

@@ -338,6 +338,7 @@ std::vector<BackwardTask> backward_tasks(const AttentionSizes& sizes) {
 
 void CpuBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                            const AttentionSpec& options, Tensor& y, Tensor& logsumexp) {
+    const cpu::Team team(threads());
     const AttentionSizes sizes(q, k, v);
     constexpr std::int64_t piece = 4;  // tiles of queries that share the reading of the keys
     const std::int64_t pieces = (sizes.query_tiles() + piece - 1) / piece;
@@ -358,6 +359,7 @@ void CpuBackend::attention_backward(const Tensor& q, const Tensor& k, const Tens
                                     const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
                                     const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,
                                     Tensor& dv, Tensor& dmask_or_none) {
+    const cpu::Team team(threads());
     const AttentionSizes sizes(q, k, v);
     // Tiles that no query sees are skipped.
     if (dmask_or_none.defined() && options.causal) fill(dmask_or_none, 0.0);

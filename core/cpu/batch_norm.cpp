@@ -60,6 +60,7 @@ void store(const std::vector<double>& values, Tensor& y) {
 
 void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
                                        Tensor& rstd) {
+    const cpu::Team team(threads());
     const std::int64_t n = x.size(0) * x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -82,6 +83,7 @@ void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& 
 
 void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
                             const Tensor& mean, const Tensor& rstd, Tensor& y) {
+    const cpu::Team team(threads());
     const std::int64_t channels = x.size(1), positions = x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -111,6 +113,7 @@ void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const
 void CpuBackend::batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
                                      const Tensor& rstd, const Tensor& dy, bool batch_statistics,
                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
+    const cpu::Team team(threads());
     const std::int64_t channels = x.size(1), n = x.size(0) * x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);

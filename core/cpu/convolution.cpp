@@ -25,7 +25,7 @@ using namespace cpu;
 template <class T>
 Tensor dense(CpuBackend& cpu, const Tensor& x) {
     if (!x.defined() || (x.is_contiguous() && x.dtype() == dtype_of<T>())) return x;
-    Tensor copy = Tensor::empty(x.shape(), {dtype_of<T>()});
+    Tensor copy = Tensor::empty(x.shape(), {dtype_of<T>(), x.device()});
     cpu.copy(x, copy);
     return copy;
 }
@@ -305,7 +305,7 @@ void bias_gradient(const T* dy, const Shape& shape, Tensor& dbias) {
 /// Calls compute(T*) with zeros of the shape of y, dense and in the compute type, and stores what it made of them in y.
 template <class T, class Compute>
 void compute_dense(CpuBackend& cpu, Tensor& y, const Compute& compute) {
-    Tensor result = y.dtype() == dtype_of<T>() ? y : Tensor::empty(y.shape(), {dtype_of<T>()});
+    Tensor result = y.dtype() == dtype_of<T>() ? y : Tensor::empty(y.shape(), {dtype_of<T>(), y.device()});
     cpu.fill(result, 0);
     compute(result.data<T>());
     if (!result.is_same(y)) cpu.copy(result, y);
@@ -315,6 +315,7 @@ void compute_dense(CpuBackend& cpu, Tensor& y, const Compute& compute) {
 
 void CpuBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
                              const ConvolutionSpec& options, Tensor& y) {
+    const cpu::Team team(threads());
     if (y.count() == 0) return;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -326,6 +327,7 @@ void CpuBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor
 void CpuBackend::convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
                                       const ConvolutionSpec& options, Tensor& dx_or_none,
                                       Tensor& dweight_or_none, Tensor& dbias_or_none) {
+    const cpu::Team team(threads());
     const Geometry g(x.shape(), weight.shape(), dy.shape(), options);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);

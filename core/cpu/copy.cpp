@@ -217,6 +217,7 @@ std::size_t transposed_axis(const CopyLayout& layout) {
 }  // namespace
 
 void CpuBackend::copy(const Tensor& from, Tensor& to) {
+    const cpu::Team team(threads());
     if (from.shape() != to.shape())
         throw Error("copy",
                     fmt::format("shapes differ: {} into {}.", pretty(from.shape()), pretty(to.shape())));
@@ -238,6 +239,7 @@ void CpuBackend::copy(const Tensor& from, Tensor& to) {
 }
 
 void CpuBackend::fill(Tensor& to, const Scalar& value) {
+    const cpu::Team team(threads());
     if (to.count() == 0) return;
     // One element of the target's dtype, read with strides of 0.
     alignas(8) std::array<std::byte, 8> element;
@@ -249,7 +251,7 @@ void CpuBackend::fill(Tensor& to, const Scalar& value) {
         convert(&number, DType::i64, 1, element.data(), to.dtype(), 1, 1);
     }
     const Tensor one =
-        Tensor::view_of(std::make_shared<Storage>(Device::cpu(), element.data(), size_of(to.dtype()), [] {}),
+        Tensor::view_of(std::make_shared<Storage>(to.device(), element.data(), size_of(to.dtype()), [] {}),
                         to.dtype(), {}, {}, 0);
     copy(one.broadcast_alias("fill", to.shape()), to);
 }

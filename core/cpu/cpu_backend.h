@@ -1,12 +1,20 @@
 #pragma once
 
+#include <atomic>
+
 #include "core/backend.h"
+#include "core/cpu/parallel.h"
 
 namespace potluck {
 
-/// The CPU device. Each family of kernels stands in its own file beside this one; the contract is core/backend.h.
+/// A CPU device. Each family of kernels stands in its own file beside this one; the contract is core/backend.h.
 class CpuBackend final : public Backend {
 public:
+    /// Threads of its kernels; 0: one per core.
+    explicit CpuBackend(int threads = 0) : threads_(threads) {}
+    void set_threads(int count) { threads_.store(count, std::memory_order_relaxed); }
+    int threads() const;
+
     void* allocate(std::int64_t bytes) override;
     void release(void* data, std::int64_t bytes) noexcept override;
     void copy_from_host(void* to, const void* from, std::int64_t bytes) override;
@@ -85,6 +93,9 @@ public:
     void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override;
     double sum_of_squares(std::span<const Tensor> tensors) override;
     double largest_magnitude(std::span<const Tensor> tensors) override;
+
+private:
+    std::atomic<int> threads_;
 };
 
 }  // namespace potluck

@@ -57,6 +57,7 @@ void row_gradient(const T* x, std::int64_t classes, std::int64_t label, double s
 
 void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
                                Tensor& losses, Tensor& logsumexp) {
+    const cpu::Team team(threads());
     const std::int64_t rows = logits.size(0);
     const std::int64_t classes = logits.size(1);
     const std::vector<std::int64_t> label_of = checked_labels(labels, classes, options.ignore_index);
@@ -81,6 +82,7 @@ void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const
 void CpuBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
                                         const Tensor& dlosses, const CrossEntropySpec& options,
                                         Tensor& dlogits) {
+    const cpu::Team team(threads());
     const std::int64_t rows = logits.size(0);
     const std::int64_t classes = logits.size(1);
     const std::vector<std::int64_t> label_of = checked_labels(labels, classes, options.ignore_index);

@@ -1,3 +1,5 @@
+#include <omp.h>
+
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -21,6 +23,12 @@ std::string entry_of(const char* path, std::string_view key) {
 }
 
 }  // namespace
+
+int CpuBackend::threads() const {
+    static const int standard = omp_get_max_threads();
+    const int chosen = threads_.load(std::memory_order_relaxed);
+    return chosen == 0 ? standard : chosen;
+}
 
 std::string CpuBackend::describe() const {
     std::string text = entry_of("/proc/cpuinfo", "model name");

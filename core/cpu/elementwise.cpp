@@ -279,6 +279,7 @@ void run_chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps,
 }  // namespace cpu
 
 void CpuBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         if (op == UnaryOp::is_nan || op == UnaryOp::is_finite || op == UnaryOp::logical_not)
@@ -289,6 +290,7 @@ void CpuBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
 }
 
 void CpuBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         if constexpr (std::is_integral_v<T>) cpu::check_integer_operand(op, b);
@@ -297,6 +299,7 @@ void CpuBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y
 }
 
 void CpuBackend::compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_compute(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
         cpu::BlockMap<bool, T, T>::run(y, a, b, cpu::find_compare_loop<T>(op));
@@ -304,6 +307,7 @@ void CpuBackend::compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor&
 }
 
 void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         cpu::BlockMap<T, bool, T, T>::run(
@@ -321,11 +325,13 @@ void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b
 }
 
 void CpuBackend::chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_floating_compute(y.dtype(),
                                 [&](auto zero) { cpu::run_chain<decltype(zero)>(inputs, steps, y); });
 }
 
 void CpuBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         if constexpr (std::is_integral_v<T>) {

@@ -102,6 +102,7 @@ void add_gradients(const std::vector<std::int64_t>& ids, const Tensor& dy, Tenso
 }  // namespace cpu
 
 void CpuBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::check_ids(ids, weight.size(0));
     const std::vector<std::int64_t> rows = cpu::read_ids(ids);
     const cpu::Matrix from(weight);
@@ -118,6 +119,7 @@ void CpuBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
 }
 
 void CpuBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
+    const cpu::Team team(threads());
     cpu::check_ids(ids, dweight.size(0));
     if (dy.count() == 0) return;
     cpu::add_gradients(cpu::read_ids(ids), dy, dweight);

@@ -127,6 +127,7 @@ void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, T
 }  // namespace cpu
 
 void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
+    const cpu::Team team(threads());
     check_index_shape("gather", x, axis, index);
     cpu::check_indices("gather", "index", index, x.size(axis), entries_along(x, axis));
     if (index.count() == 0) return;
@@ -143,6 +144,7 @@ void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index,
 }
 
 void CpuBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
+    const cpu::Team team(threads());
     check_index_shape("scatter_add", y, axis, index);
     cpu::check_indices("scatter_add", "index", index, y.size(axis), entries_along(y, axis));
     if (index.count() == 0) return;
@@ -151,6 +153,7 @@ void CpuBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tenso
 }
 
 void CpuBackend::tril(const Tensor& x, std::int64_t diagonal, Tensor& y) {
+    const cpu::Team team(threads());
     if (x.count() == 0) return;
     const std::int64_t rows = x.size(-2);
     const std::int64_t columns = x.size(-1);

@@ -241,6 +241,7 @@ requires std::is_integral_v<T> &&
 }  // namespace
 
 void CpuBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) {
+    const cpu::Team team(threads());
     if (y.dtype() == DType::boolean) {
         throw Error("matmul", "there is no product of bool matrices. Convert them with to(DType::f32).");
     }
@@ -251,6 +252,7 @@ void CpuBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumu
 }
 
 void CpuBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
+    const cpu::Team team(threads());
     // The bias is laid down first and the product is added to it: one rounding, also in half types.
     copy(bias.broadcast_alias("linear", y.shape()), y);
     matmul(x,
@@ -261,6 +263,7 @@ void CpuBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bia
 
 void CpuBackend::linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
                              Tensor& y) {
+    const cpu::Team team(threads());
     linear(x, weight, bias, before);
     unary(UnaryOp::gelu_tanh, before, y);
 }

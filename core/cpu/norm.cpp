@@ -156,12 +156,14 @@ void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_
 void CpuBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                             const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
                             Tensor& mean, Tensor& rstd) {
+    const cpu::Team team(threads());
     norm(x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean, rstd);
 }
 
 void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
                                      const Tensor& rstd, const Tensor& dy, bool accumulate,
                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
+    const cpu::Team team(threads());
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         norm_backward<T>(x, weight_or_none, {mean.data<T>(), rstd.data<T>()}, dy, accumulate, dx_or_none,
@@ -171,12 +173,14 @@ void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_no
 
 void CpuBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                           double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
+    const cpu::Team team(threads());
     norm(x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, rrms);
 }
 
 void CpuBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
                                    const Tensor& dy, bool accumulate, Tensor& dx_or_none,
                                    Tensor& dweight_or_none) {
+    const cpu::Team team(threads());
     Tensor no_bias;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);

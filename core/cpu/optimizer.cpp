@@ -222,18 +222,21 @@ double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 }  // namespace cpu
 
 void CpuBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
+    const cpu::Team team(threads());
     for (AdamWTensors& one : tensors)
         cpu::visit_floating_compute(one.parameter.dtype(),
                                     [&](auto zero) { cpu::adamw<decltype(zero)>(step, one); });
 }
 
 void CpuBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
+    const cpu::Team team(threads());
     for (SgdTensors& one : tensors)
         cpu::visit_floating_compute(one.parameter.dtype(),
                                     [&](auto zero) { cpu::sgd<decltype(zero)>(step, one); });
 }
 
 double CpuBackend::sum_of_squares(std::span<const Tensor> tensors) {
+    const cpu::Team team(threads());
     double sum = 0.0;
     for (const Tensor& x : tensors)
         sum += cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
@@ -245,6 +248,7 @@ double CpuBackend::sum_of_squares(std::span<const Tensor> tensors) {
 }
 
 double CpuBackend::largest_magnitude(std::span<const Tensor> tensors) {
+    const cpu::Team team(threads());
     double largest = 0.0;
     for (const Tensor& x : tensors)
         largest = cpu::larger(largest, cpu::visit_floating_compute(x.dtype(), [&](auto zero) {

@@ -1,18 +1,36 @@
 #pragma once
 
+#include <omp.h>
+
 #include <cstdint>
 #include <exception>
 
-#include "core/device.h"
-
 namespace potluck::cpu {
 
+/// The threads that the running kernel may use: those of its device. Every kernel of CpuBackend begins with
+///     const cpu::Team team(threads());
+/// One stands from the first to the last moment of a kernel, also of those that it calls.
+class Team {
+public:
+    explicit Team(int threads);
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+private:
+    int before_;
+};
+
+/// How many threads that is. Throws Error outside of a kernel; 1 inside a parallel_for().
+int team_size();
+
 /// Calls body(first, last) for pieces [first, last) of [0, count) that are `piece` long (the last may be shorter), on
-/// all threads. The borders depend on count and piece only, so whatever a body computes for its piece does not depend
-/// on the number of threads. All pieces run, and the exception of the first piece that threw is thrown again in the
-/// caller: the same one for any number of threads. Nested calls run serially.
+/// all threads of the team. The borders depend on count and piece only, so whatever a body computes for its piece does
+/// not depend on the number of threads. All pieces run, and the exception of the first piece that threw is thrown again
+/// in the caller: the same one for any number of threads. Nested calls run serially.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
+    const int team = team_size();
     const std::int64_t pieces = count <= 0 ? 0 : (count + piece - 1) / piece;
     if (pieces <= 1) {
         if (pieces == 1) body(std::int64_t{0}, count);
@@ -20,7 +38,7 @@ void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
     }
     std::exception_ptr failure;
     std::int64_t failed_piece = pieces;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads())
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
     for (std::int64_t i = 0; i < pieces; ++i) {
         try {
             const std::int64_t first = i * piece;

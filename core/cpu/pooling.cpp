@@ -93,6 +93,7 @@ void for_each_plane(const Tensor& from, Tensor& to, const MakePlane& make_plane)
 }  // namespace
 
 void CpuBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
+    const cpu::Team team(threads());
     const std::int64_t width = x.size(3), windows = plane_size(y.shape());
     const std::vector<Span> all_rows = windows_along(0, y.size(2), x.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, y.size(3), width, options);
@@ -118,9 +119,10 @@ void CpuBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, T
 }
 
 void CpuBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec&, Tensor& dx) {
+    const cpu::Team team(threads());
     const std::int64_t windows = plane_size(indices.shape());
     const Tensor dense_indices =
-        indices.is_contiguous() ? indices : Tensor::empty(indices.shape(), {DType::i64});
+        indices.is_contiguous() ? indices : Tensor::empty(indices.shape(), {DType::i64, indices.device()});
     if (!indices.is_contiguous()) {
         Tensor to = dense_indices;
         copy(indices, to);
@@ -136,6 +138,7 @@ void CpuBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, cons
 }
 
 void CpuBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) {
+    const cpu::Team team(threads());
     const std::int64_t width = x.size(3);
     const std::vector<Span> all_rows = windows_along(0, y.size(2), x.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, y.size(3), width, options);
@@ -156,6 +159,7 @@ void CpuBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& 
 }
 
 void CpuBackend::average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) {
+    const cpu::Team team(threads());
     const std::int64_t width = dx.size(3);
     const std::vector<Span> all_rows = windows_along(0, dy.size(2), dx.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, dy.size(3), width, options);

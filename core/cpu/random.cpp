@@ -93,6 +93,7 @@ std::uint64_t scale_word(std::uint64_t word, std::uint64_t range) {
 }  // namespace
 
 void CpuBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
+    const cpu::Team team(threads());
     if (y.dtype() == DType::f64)
         fill_uniform<double, std::uint64_t>(key, low, high, y);
     else
@@ -100,6 +101,7 @@ void CpuBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
 }
 
 void CpuBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::visit_floating_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         BlockMap<T>::run_at(y, [&](std::int64_t first, T* to, std::int64_t n) {
@@ -109,6 +111,7 @@ void CpuBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
 }
 
 void CpuBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
+    const cpu::Team team(threads());
     const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
     BlockMap<std::int64_t>::run_at(y, [&](std::int64_t first, std::int64_t* to, std::int64_t n) {
         const WordBlock<std::uint64_t> words(key, first, n);
@@ -118,6 +121,7 @@ void CpuBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t h
 }
 
 void CpuBackend::dropout(RandomKey key, double p, const Tensor& x, Tensor& y) {
+    const cpu::Team team(threads());
     const std::uint64_t threshold = cpu::dropout_threshold(p);
     if (threshold >> 32 != 0) return fill(y, 0);  // p = 1
     const auto lowest_kept = static_cast<std::uint32_t>(threshold);

@@ -208,7 +208,7 @@ void sum_columns(const Tensor& x, std::int64_t axes, std::int64_t width, bool me
 Tensor with_near_rows(const Tensor& x, std::int64_t axes) {
     if (column_width(x, axes) == 1) return x;
     Tensor copied = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    CpuBackend().copy(x, copied);
+    backend(x.device()).copy(x, copied);
     return copied;
 }
 
@@ -263,6 +263,7 @@ void check_not_empty(ReduceOp op, const Tensor& x, std::int64_t axes, const Tens
 }  // namespace cpu
 
 void CpuBackend::reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+    const cpu::Team team(threads());
     cpu::check_not_empty(op, x, axes, y);
     if (y.count() == 0) return;
     cpu::visit_compute(x.dtype(), [&](auto zero) { cpu::reduce<decltype(zero)>(op, x, axes, y); });
@@ -270,6 +271,7 @@ void CpuBackend::reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor&
 
 void CpuBackend::variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
                           Tensor& variance) {
+    const cpu::Team team(threads());
     if (mean.count() == 0) return;
     cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);

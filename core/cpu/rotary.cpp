@@ -6,6 +6,7 @@ namespace potluck {
 using namespace cpu;
 
 void CpuBackend::rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) {
+    const cpu::Team team(threads());
     if (y.count() == 0) return;
     const std::int64_t time = x.size(2);
     const std::int64_t width = x.size(3);

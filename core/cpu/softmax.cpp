@@ -65,6 +65,7 @@ void log_softmax_backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
 }  // namespace
 
 void CpuBackend::softmax(const Tensor& x, bool logarithm, Tensor& y) {
+    const cpu::Team team(threads());
     if (y.count() == 0) return;
     const std::int64_t width = x.size(-1);
     visit_floating_compute(x.dtype(), [&](auto zero) {
@@ -86,6 +87,7 @@ void CpuBackend::softmax(const Tensor& x, bool logarithm, Tensor& y) {
 }
 
 void CpuBackend::softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) {
+    const cpu::Team team(threads());
     if (dx.count() == 0) return;
     const std::int64_t width = y.size(-1);
     visit_floating_compute(y.dtype(), [&](auto zero) {

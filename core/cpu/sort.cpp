@@ -151,6 +151,7 @@ double uniform_at(RandomKey key, std::int64_t element) {
 }  // namespace cpu
 
 void CpuBackend::topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) {
+    const cpu::Team team(threads());
     check_topk(k, x.size(1));
     if (k == 0 || x.count() == 0) return;
     cpu::visit_compute(x.dtype(), [&](auto zero) {
@@ -160,6 +161,7 @@ void CpuBackend::topk(const Tensor& x, std::int64_t k, bool largest, Tensor& val
 }
 
 void CpuBackend::multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) {
+    const cpu::Team team(threads());
     const std::int64_t rows = weights.size(0);
     const std::int64_t n = weights.size(1);
     const std::int64_t samples = y.size(1);

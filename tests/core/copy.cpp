@@ -313,7 +313,7 @@ TEST_CASE("BlockMap: operands and result of any strides and dtypes, for any numb
         const Tensor b = random_view(random, shape, DType::i32, true);
         const auto left = a.to_vector<std::int64_t>();
         const auto right = b.to_vector<std::int64_t>();
-        set_threads(1 + round % 3);
+        const cpu::Team team(1 + round % 3);
         Tensor sum = random_view(random, shape, DType::i64, false);
         cpu::BlockMap<std::int64_t, std::int64_t, std::int64_t>::run(
             sum, a, b, [](std::int64_t* y, const std::int64_t* p, const std::int64_t* q, std::int64_t n) {
@@ -332,5 +332,4 @@ TEST_CASE("BlockMap: operands and result of any strides and dtypes, for any numb
         }
         CHECK(wrong == 0);
     }
-    set_threads(0);
 }

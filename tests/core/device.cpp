@@ -15,16 +15,23 @@ TEST_CASE("device: names are written and read") {
     CHECK(name_of(Device::cpu()) == "cpu");
     CHECK(name_of(Device::cuda(3)) == "cuda:3");
     CHECK(parse_device("cpu") == Device::cpu());
+    CHECK(parse_device("cpu:0") == Device::cpu());
+    CHECK(parse_device("cpu:2") == Device::cpu(2));
+    CHECK(name_of(Device::cpu(2)) == "cpu:2");
     CHECK(parse_device("cuda") == Device::cuda(0));
     CHECK(parse_device("cuda:12") == Device::cuda(12));
-    for (const char* wrong : {"", "gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999", "CPU", "cpu:0"}) {
+    for (const char* wrong : {"", "gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999", "CPU",
+                              "cpu:", "cpu:-1", "cpu 1", "cpus"}) {
         CAPTURE(wrong);
         CHECK_THROWS_WITH_AS(parse_device(wrong), doctest::Contains("[parse_device]"), Error);
     }
 }
 
 TEST_CASE("device: one that is not there is refused by name") {
-    CHECK_THROWS_WITH_AS(backend(Device::cuda(41)), doctest::Contains("no device cuda:41 here"), Error);
+    for (const Device none : {Device::cuda(41), Device::cpu(60), Device::cpu(-1), Device::cuda(2'000'000)}) {
+        const std::string text = "no device " + name_of(none) + " here";
+        CHECK_THROWS_WITH_AS(backend(none), doctest::Contains(text.c_str()), Error);
+    }
     CHECK_NOTHROW(backend(best_device()));
 }
 
@@ -51,7 +58,7 @@ TEST_CASE("threads: set for all, 0 is the default, negative is refused") {
 
 TEST_CASE("parallel_for: fixed pieces, each once; an exception reaches the caller") {
     for (const int count : {1, 2, 5}) {
-        set_threads(count);
+        const cpu::Team team(count);
         std::vector<int> hits(1000, 0);
         std::vector<int> starts(1000, 0);
         cpu::parallel_for(1000, 64, [&](std::int64_t first, std::int64_t last) {
@@ -67,6 +74,6 @@ TEST_CASE("parallel_for: fixed pieces, each once; an exception reaches the calle
                                           }),
                         Error);
     }
+    const cpu::Team team(2);
     cpu::parallel_for(0, 64, [](std::int64_t, std::int64_t) { FAIL("called for nothing"); });
-    set_threads(0);
 }

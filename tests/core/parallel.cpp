@@ -27,6 +27,7 @@ TEST_CASE("parallel_for covers every element once, in pieces that do not depend 
         set_threads(count_of_threads);
         for (const std::int64_t count : {0, 1, 9, 10, 11, 1000}) {
             std::vector<int> visits(static_cast<std::size_t>(count), 0);
+            const cpu::Team team(threads());
             cpu::parallel_for(count, 10, [&](std::int64_t first, std::int64_t last) {
                 CHECK(first % 10 == 0);
                 CHECK(last == std::min<std::int64_t>(first + 10, count));
@@ -43,6 +44,7 @@ TEST_CASE("when several pieces fail, the error is that of the first, with any nu
         set_threads(count_of_threads);
         for (int round = 0; round < 50; ++round) {
             std::string message;
+            const cpu::Team team(threads());
             try {
                 cpu::parallel_for(640, 10, [](std::int64_t first, std::int64_t) {
                     if (first < 30) {  // the first to fail is the last to be done
