@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "core/backend.h"
+#include "core/measure.h"
 #include "core/format.h"
 
 namespace potluck {
@@ -17,7 +17,7 @@ enum class Content { finite, infinite, nan };
 
 Content content_of(const Tensor& x) {
     if (!x.defined() || !is_floating(x.dtype())) return Content::finite;
-    const double largest = backend(x.device()).largest_magnitude(std::span(&x, 1));
+    const double largest = largest_magnitude(std::span(&x, 1));
     if (std::isnan(largest)) return Content::nan;
     return std::isinf(largest) ? Content::infinite : Content::finite;
 }

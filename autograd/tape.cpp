@@ -215,6 +215,30 @@ void Tensor::set_grad(const Tensor& gradient) {
     node()->gradient = gradient;
 }
 
+void Tensor::set_elements(const Tensor& elements) const {
+    if (elements.shape() != shape())
+        throw Error("set_elements",
+                    fmt::format("the tensor is {} and the elements are {}. The shapes must agree.",
+                                pretty(shape()), pretty(elements.shape())));
+    const bool collects = requires_grad();
+    if (collects && node()->depth > 0) set_node(nullptr);
+    elements.storage()->succeed(*storage());
+    Impl& own = impl();
+    const Impl& other = elements.impl();
+    own.storage = other.storage;
+    own.strides = other.strides;
+    own.offset = other.offset;
+    own.dtype = other.dtype;
+    own.contiguous = other.contiguous;
+    if (!collects) return;
+    if (node() == nullptr) {
+        Tensor(*this).set_requires_grad();
+    } else {
+        node()->dtype = dtype();
+        node()->device = device();
+    }
+}
+
 void Tensor::backward() const { potluck::backward(*this); }
 
 }  // namespace potluck

@@ -95,19 +95,23 @@ struct PoolSpec : WindowSpec {
         true;  // average: divide by the size of the window with its padding (never by what lies beyond)
 };
 
+/// With a control (UpdateControl::values()) the learning rate and the gradient scale are multiplied by those that stand
+/// there, its steps are added to `step`, and nothing is written at all when it says skip.
 struct AdamWSpec {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     std::int64_t step;      // 1 for the first update
     bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
     double gradient_scale = 1.0;
     bool stochastic_rounding = false;  // of bf16 parameters, see core/stochastic_rounding.h
+    Tensor control_or_none = {};
 };
 struct SgdSpec {
     double learning_rate, momentum, dampening, weight_decay;
     bool nesterov;
-    bool first;  // the momentum buffer has no content yet
+    std::int64_t step;  // 1 for the first update: the momentum buffer has no content yet
     double gradient_scale = 1.0;
     bool stochastic_rounding = false;
+    Tensor control_or_none = {};
 };
 
 /// A parameter and what changes with it, all of one shape and contiguous. Parameters and gradients are of any floating
@@ -116,12 +120,14 @@ struct AdamWTensors {
     Tensor parameter, gradient, first_moment, second_moment;
     Tensor
         rounded_or_none;  // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
-    RandomKey rounding_key{};  // of stochastic rounding: element i of the stretch decides element i
+    RandomKey rounding_key{};  // of stochastic rounding: element rounding_first + i of the stretch decides
+    std::int64_t rounding_first = 0;  // element i
 };
 struct SgdTensors {
     Tensor parameter, gradient, momentum_or_none;
     Tensor rounded_or_none;
     RandomKey rounding_key{};
+    std::int64_t rounding_first = 0;
 };
 
 class Backend {
@@ -139,6 +145,8 @@ public:
     virtual void release_pool() {}                           // gives them back to the system
     /// Records what `work` starts (see core/capture.h). Unless overridden, each replay runs it again.
     virtual std::unique_ptr<CapturedWork> capture(std::function<void()> work);
+    /// Whether what this thread starts is being recorded instead of done.
+    virtual bool is_recording() const { return false; }
     /// What the device is, on one line: name, memory, versions.
     virtual std::string describe() const = 0;
     /// Waits until everything that was started has ended; throws the Error of what failed.
@@ -290,10 +298,13 @@ public:
     // ---- optimizer: many tensors in one call (on a GPU: in few launches), in place ----
     virtual void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) = 0;
     virtual void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) = 0;
-    /// Of all elements of all tensors (any strides), accumulated in f64: never overflows for finite f32.
-    virtual double sum_of_squares(std::span<const Tensor> tensors) = 0;
-    virtual double largest_magnitude(
-        std::span<const Tensor> tensors) = 0;  // NaN when there is one; 0 for none
+    /// Of all elements of all tensors (any strides, floating), in f64; sums (3) f64 is a SquareSums of
+    /// core/square_sums.h, whose root is finite wherever it fits an f64.
+    virtual void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) = 0;
+    /// magnitude () f64: NaN when there is one; 0 for none.
+    virtual void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) = 0;
+    /// control is UpdateControl::values(): what decide() says there.
+    virtual void decide_update(Tensor& control) = 0;
 };
 
 }  // namespace potluck

@@ -25,8 +25,8 @@ Error bad_index(std::string_view op, std::string_view what, const Shape& shape, 
             fmt::format("{} {} at position {} is outside 0..{}, {}.", what, value, place, size - 1, of_what)};
 }
 
-std::string entries_along(const Tensor& x, std::int64_t axis) {
-    return fmt::format("the entries of {} along axis {}", pretty(x.shape()), axis);
+std::string entries_along(const Shape& shape, std::int64_t axis) {
+    return fmt::format("the entries of {} along axis {}", pretty(shape), axis);
 }
 
 void check_index_shape(std::string_view op, const Tensor& x, std::int64_t axis, const Tensor& index) {

@@ -17,7 +17,7 @@ Error bad_index(std::string_view op, std::string_view what, const Shape& shape, 
                 std::int64_t value, std::int64_t size, std::string_view of_what);
 
 /// What the indices of gather and scatter_add choose: "the entries of (3, 4) along axis 1".
-std::string entries_along(const Tensor& x, std::int64_t axis);
+std::string entries_along(const Shape& shape, std::int64_t axis);
 
 /// Throws Error unless an index of gather or scatter_add has the rank of x and, but for `axis`, no larger sizes.
 void check_index_shape(std::string_view op, const Tensor& x, std::int64_t axis, const Tensor& index);

@@ -126,6 +126,10 @@ public:
     void backward() const;
     const std::shared_ptr<Node>& node() const { return impl().node; }
     void set_node(std::shared_ptr<Node> node) const { impl().node = std::move(node); }
+    /// Lets this tensor, and so every handle of it, stand for the elements of `elements`, which has the same shape; dtype,
+    /// device and memory may differ. A leaf goes on collecting gradients; what is the result of an op becomes a leaf. What a
+    /// graph saved of the old elements counts as changed.
+    void set_elements(const Tensor& elements) const;
 
     // ---- shorthands for ops on the tape (defined in autograd/ops/) ----
 

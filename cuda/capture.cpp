@@ -13,10 +13,11 @@ namespace potluck {
 using cuda::check;
 
 CudaBackend::Recording::Recording(cudaStream_t pool_stream) : pool_stream_(pool_stream) {
-    words_ = static_cast<std::uint64_t*>(allocate(2 * sizeof(std::uint64_t)));
+    constexpr std::size_t fault_bytes = cuda::fault_slots * sizeof(unsigned long long);
+    words_ = static_cast<std::uint64_t*>(allocate(sizeof(std::uint64_t) + fault_bytes));
     if (words_ == nullptr) throw Error("capture", "the device has no memory left.");
     check(cudaMemsetAsync(random_advance(), 0, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
-    check(cudaMemsetAsync(fault_position(), 0xff, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
+    check(cudaMemsetAsync(fault_slots(), 0xff, fault_bytes, pool_stream_), "cudaMemsetAsync");
 }
 
 CudaBackend::Recording::~Recording() {
@@ -50,10 +51,11 @@ void* CudaBackend::Recording::host_copy(const void* from, std::size_t bytes) {
 
 class CudaBackend::Graph final : public CapturedWork {
 public:
-    Graph(CudaBackend& backend, std::shared_ptr<Recording> recording, std::function<void()> work,
-          cudaGraph_t graph, RandomKey start, RandomKey end)
+    Graph(CudaBackend& backend, std::shared_ptr<Recording> recording, std::shared_ptr<RecordedFaults> faults,
+          std::function<void()> work, cudaGraph_t graph, RandomKey start, RandomKey end)
         : backend_(backend),
           recording_(std::move(recording)),
+          faults_(std::move(faults)),
           work_(std::move(work)),
           start_(start),
           numbers_(end.offset - start.offset) {
@@ -80,19 +82,13 @@ public:
         }
         check(cudaGraphLaunch(graph_, stream), "cudaGraphLaunch");
         generator.set_state({now.seed, now.offset + numbers_});
-        if (!recording_->reports_faults) return;
-        if (const auto position = backend_.take_fault_at(recording_->fault_position()))
-            throw Error(
-                "replay",
-                fmt::format("an op of the recorded work met a bad element (an id or label out of range, a "
-                            "divisor of 0) at position {}. Run the work without recording it: the error "
-                            "then names op and value.",
-                            *position));
+        backend_.expect_faults(faults_);
     }
 
 private:
     CudaBackend& backend_;
     std::shared_ptr<Recording> recording_;
+    std::shared_ptr<RecordedFaults> faults_;
     std::function<void()> work_;  // keeps the tensors alive that it holds
     cudaGraphExec_t graph_ = nullptr;
     RandomKey start_;        // of the generator when recording began
@@ -111,12 +107,14 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     const cudaStream_t queue = own.capture_stream.get();
     check(cudaStreamBeginCapture(queue, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
     recording_ = recording;
+    const auto faults = recorded_faults_ = std::make_shared<RecordedFaults>(recording);
     recording_thread_ = std::this_thread::get_id();
     cudaGraph_t graph = nullptr;
     const auto end = [&] {
         recording_->ended = true;
         recording_thread_ = std::thread::id();
         recording_.reset();
+        recorded_faults_.reset();
         return cudaStreamEndCapture(queue, &graph);
     };
     try {
@@ -136,7 +134,7 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     const RandomKey taken = generator.state();
     generator.set_state(start);  // nothing has been drawn yet
     check(end(), "cudaStreamEndCapture");
-    auto result = std::make_unique<Graph>(*this, recording, std::move(work), graph, start, taken);
+    auto result = std::make_unique<Graph>(*this, recording, faults, std::move(work), graph, start, taken);
     check(cudaGraphDestroy(graph), "cudaGraphDestroy");
     return result;
 }

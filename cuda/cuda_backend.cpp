@@ -22,11 +22,6 @@ CudaBackend::Resources::Resources(int index) {
     std::uint64_t everything = UINT64_MAX;
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything),
           "cudaMemPoolSetAttribute");
-    void* memory = nullptr;
-    constexpr std::size_t bytes = fault_places * sizeof(unsigned long long);
-    check(cudaMallocAsync(&memory, bytes, stream.get()), "cudaMallocAsync");
-    fault_positions = static_cast<unsigned long long*>(memory);
-    check(cudaMemsetAsync(fault_positions, 0xff, bytes, stream.get()), "cudaMemsetAsync");
 }
 
 CudaBackend::Resources& CudaBackend::resources() {
@@ -60,37 +55,13 @@ cudnnHandle_t CudaBackend::cudnn() {
     return handle;
 }
 
-unsigned long long* CudaBackend::fault_position() {
-    if (is_capturing()) return recording_->fault_position();
-    static std::atomic<unsigned> threads{0};
-    static thread_local const unsigned place = threads++ % Resources::fault_places;
-    return resources().fault_positions + place;
-}
-
-std::optional<std::int64_t> CudaBackend::take_fault() {
-    if (is_capturing()) {
-        recording_->reports_faults = true;
-        return std::nullopt;
-    }
-    return take_fault_at(fault_position());
-}
-
-std::optional<std::int64_t> CudaBackend::take_fault_at(unsigned long long* place) {
-    const cudaStream_t queue = stream();
-    unsigned long long position = 0;
-    check(cudaMemcpyAsync(&position, place, sizeof(position), cudaMemcpyDeviceToHost, queue),
-          "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(queue), "cudaStreamSynchronize");
-    if (position == ~0ULL) return std::nullopt;
-    check(cudaMemsetAsync(place, 0xff, sizeof(position), queue), "cudaMemsetAsync");
-    return static_cast<std::int64_t>(position);
-}
-
 void CudaBackend::synchronize() {
     if (is_capturing())
         throw Error(OpScope::current(), "nothing can be waited for while work is being recorded.");
+    const bool checks = start_fault_check();
     check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
     check(cudaGetLastError(), "an earlier kernel");
+    if (checks) finish_fault_check();
 }
 
 }  // namespace potluck

@@ -9,12 +9,12 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <unordered_map>
 
 #include "core/backend.h"
 #include "cuda/device_options.h"
+#include "cuda/faults.h"
 #include "cuda/runtime.h"
 
 namespace potluck {
@@ -106,14 +106,16 @@ public:
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
     void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;
     void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override;
-    double sum_of_squares(std::span<const Tensor> tensors) override;
-    double largest_magnitude(std::span<const Tensor> tensors) override;
+    void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) override;
+    void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) override;
+    void decide_update(Tensor& control) override;
 
     // ---- for the kernel families ----
 
     /// Where work goes. Also makes the device the current one of this thread, so every method begins with it.
     cudaStream_t stream();
     /// Whether this thread's work is being recorded for a replay instead of done: no value can be read on the host then.
+    bool is_recording() const override { return is_capturing(); }
     bool is_capturing() const { return recording_thread_.load() == std::this_thread::get_id(); }
     /// Added to the offset of every RandomKey that a kernel is given: 0 but in a replay, which takes fresh numbers.
     /// Device memory; nullptr outside a capture.
@@ -125,21 +127,32 @@ public:
     /// The library handle, bound to stream().
     cudnnHandle_t cudnn();
 
-    /// Where kernels report a bad element (an id outside the vocabulary, a divisor of 0): they put the smallest position
-    /// there by atomicMin, and touch nothing else. Device memory, this thread's own; all bits are set when there is none.
-    unsigned long long* fault_position();
-    /// Waits for the stream; the smallest position reported since the last call. While work is being captured nothing can
-    /// be waited for: then the replay asks.
-    std::optional<std::int64_t> take_fault();
+    /// Where the kernels of an op report a bad element (an id outside the vocabulary, a divisor of 0): they put the
+    /// smallest position there by atomicMin, and go on with any value in its place. Device memory. When this thread next
+    /// waits for the device, or after a replay of what is being recorded, `tell` throws the Error of the position; it may
+    /// read values then, and returns when what it finds is not bad any more.
+    unsigned long long* fault_slot(cuda::FaultTeller tell);
+    /// All slots that this thread's ops were given and that the host has not looked at (while recording: those of what
+    /// is being recorded).
+    cuda::FaultRanges fault_ranges();
 
     struct Resources;
     class Recording;
+    struct RecordedFaults;
 
 private:
     class Graph;
+    class ThreadFaults;
 
     Resources& resources();
-    std::optional<std::int64_t> take_fault_at(unsigned long long* place);
+    ThreadFaults& thread_faults();
+    /// Starts to read what this thread's ops reported, to be looked at when the host has waited; false: nothing to read.
+    bool start_fault_check();
+    void finish_fault_check();  // throws the Error of the first bad element
+    /// A replay was started that may report into these slots.
+    void expect_faults(const std::shared_ptr<RecordedFaults>& faults);
+    /// To the host, through page-locked buffers; waits.
+    void copy_through_staging(void* to, const void* from, std::int64_t bytes, cudaStream_t queue);
     /// Memory of the work that is being recorded.
     void* allocate_recorded(std::int64_t bytes);
     /// Takes the block when it belongs to recorded work, or when what is being recorded may use it.
@@ -149,8 +162,9 @@ private:
     int multiprocessors_ = 0;
     std::once_flag opened_;
     std::unique_ptr<Resources> resources_;
-    std::mutex capture_mutex_;              // one thread captures at a time
-    std::shared_ptr<Recording> recording_;  // while work is being captured, by this thread:
+    std::mutex capture_mutex_;                         // one thread captures at a time
+    std::shared_ptr<RecordedFaults> recorded_faults_;  // while work is being captured,
+    std::shared_ptr<Recording> recording_;             // by this thread:
     std::atomic<std::thread::id> recording_thread_;
     std::mutex recorded_mutex_;
     // Blocks that tensors hold and that recorded work owns: it lives as long as one of them.

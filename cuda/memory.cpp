@@ -50,7 +50,7 @@ std::int64_t CudaBackend::pooled_bytes() const {
 
 void CudaBackend::release_pool() {
     if (is_capturing()) return;
-    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    synchronize();
     check(cudaMemPoolTrimTo(resources().pool, 0), "cudaMemPoolTrimTo");
 }
 
@@ -72,7 +72,7 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes)
     for (std::int64_t done = 0; done < bytes;) {
         const auto length = std::min(static_cast<std::size_t>(bytes - done), Resources::staging_bytes);
         Resources::Staging& staging = own.staging[own.next_staging++ % own.staging.size()];
-        staging.used.synchronize();
+        staging.used.wait_unless_done();
         std::memcpy(staging.memory.data(), static_cast<const std::byte*>(from) + done, length);
         check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging.memory.data(), length,
                               cudaMemcpyHostToDevice, queue),
@@ -85,6 +85,13 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes)
 void CudaBackend::copy_to_host(void* to, const void* from, std::int64_t bytes) {
     const cudaStream_t queue = stream();
     if (is_capturing()) throw Error(OpScope::current(), unreadable);
+    if (bytes == 0) return;
+    const bool checks = start_fault_check();
+    copy_through_staging(to, from, bytes, queue);
+    if (checks) finish_fault_check();
+}
+
+void CudaBackend::copy_through_staging(void* to, const void* from, std::int64_t bytes, cudaStream_t queue) {
     Resources& own = resources();
     const std::lock_guard lock(own.staging_mutex);
     // What has been started into a buffer, and not yet taken out of it.
@@ -103,7 +110,7 @@ void CudaBackend::copy_to_host(void* to, const void* from, std::int64_t bytes) {
         next.length = std::min(static_cast<std::size_t>(bytes - done), Resources::staging_bytes);
         next.to = static_cast<std::byte*>(to) + done;
         next.staging = &own.staging[own.next_staging++ % own.staging.size()];
-        next.staging->used.synchronize();
+        next.staging->used.wait_unless_done();
         check(cudaMemcpyAsync(next.staging->memory.data(), static_cast<const std::byte*>(from) + done,
                               next.length, cudaMemcpyDeviceToHost, queue),
               "cudaMemcpyAsync");

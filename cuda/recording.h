@@ -30,18 +30,26 @@ public:
     void* host_copy(const void* from, std::size_t bytes);
 
     std::uint64_t* random_advance() const { return words_; }
-    unsigned long long* fault_position() const { return reinterpret_cast<unsigned long long*>(words_ + 1); }
+    unsigned long long* fault_slots() const { return reinterpret_cast<unsigned long long*>(words_ + 1); }
 
-    bool reports_faults = false;  // a recorded kernel may report a bad element
     bool ended = false;
 
 private:
     cudaStream_t pool_stream_;
     std::uint64_t* words_ =
-        nullptr;  // how far random numbers advance, and where kernels report a bad element
+        nullptr;  // how far random numbers advance, then where kernels report bad elements
     std::unordered_map<void*, std::int64_t> blocks_;                 // all, with their sizes
     std::unordered_map<std::int64_t, std::vector<void*>> reusable_;  // by size
     std::vector<cuda::PinnedMemory> host_copies_;
+};
+
+/// What recorded ops may report. It stands apart from the recording, which the tensors that it holds keep alive.
+struct CudaBackend::RecordedFaults {
+    explicit RecordedFaults(std::shared_ptr<Recording> recording)
+        : list(recording->fault_slots()), recording(std::move(recording)) {}
+
+    cuda::FaultList list;
+    std::shared_ptr<Recording> recording;
 };
 
 }  // namespace potluck

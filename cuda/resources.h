@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "cuda/convolution_plan.h"
 #include "cuda/cuda_backend.h"
@@ -37,9 +39,18 @@ struct CudaBackend::Resources {
     cuda::MatmulPlans matmul_plans{1024};
     cuda::ConvolutionPlans convolution_plans{512};
     cuda::FusedAttentionPlans attention_plans{256};
-    // Threads that use the device at once find their bad elements in different places.
-    static constexpr unsigned fault_places = 64;
-    unsigned long long* fault_positions = nullptr;
+
+    /// Where the kernels of one thread report bad elements, and where the host reads what they reported.
+    static constexpr std::size_t fault_block_bytes = cuda::fault_slots * sizeof(unsigned long long);
+    struct FaultBlock {
+        unsigned long long* slots = nullptr;
+        cuda::PinnedMemory host{cuda::FaultRanges::most * fault_block_bytes};
+        bool is_clean = false;
+    };
+    std::unique_ptr<FaultBlock> take_fault_block(cudaStream_t queue);
+    void give_fault_block(std::unique_ptr<FaultBlock> block);
+    std::mutex fault_mutex;
+    std::vector<std::unique_ptr<FaultBlock>> free_fault_blocks;
 };
 
 }  // namespace potluck

@@ -51,6 +51,14 @@ void Event::record(cudaStream_t stream) const { check(cudaEventRecord(handle_, s
 void Event::block(cudaStream_t stream) const {
     check(cudaStreamWaitEvent(stream, handle_, 0), "cudaStreamWaitEvent");
 }
+void Event::wait_unless_done() const {
+    const cudaError_t status = cudaEventQuery(handle_);
+    if (status == cudaErrorNotReady)
+        synchronize();
+    else
+        check(status, "cudaEventQuery");
+}
+
 void Event::synchronize() const { check(cudaEventSynchronize(handle_), "cudaEventSynchronize"); }
 double Event::elapsed_ms(const Event& start) const {
     float milliseconds = 0;

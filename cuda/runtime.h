@@ -55,6 +55,8 @@ public:
     /// What is put into `stream` from now on runs after everything that was recorded.
     void block(cudaStream_t stream) const;
     void synchronize() const;
+    /// The same, without a wait when there is nothing to wait for.
+    void wait_unless_done() const;
     /// Milliseconds from `start` to this event; both must have been recorded and made with timing.
     double elapsed_ms(const Event& start) const;
 

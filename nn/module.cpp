@@ -290,11 +290,37 @@ Tensor leaf_like(const Tensor& tensor, Fresh fresh) {
 
 }  // namespace
 
+namespace {
+
+/// Makes every tensor of the module what `convert` makes of its elements, where that is another tensor. Nothing has changed
+/// when `convert` throws.
+void convert_tensors(const Module& module,
+                     const std::function<Tensor(const Tensor& elements, Kind kind)>& convert) {
+    const NoGrad guard;
+    struct Converted {
+        Tensor tensor, elements, gradient;
+    };
+    std::vector<Converted> all;
+    for (const Tied& tied : tensors_of(module, [](Kind) { return true; })) {
+        const Tensor before = tied.tensor.detach();
+        Converted one{tied.tensor, convert(before, tied.kind), {}};
+        if (one.elements.is_same(before)) continue;
+        if (const Tensor gradient = tied.tensor.grad(); gradient.defined())
+            one.gradient = convert(gradient.detach(), tied.kind);
+        all.push_back(std::move(one));
+    }
+    for (Converted& one : all) {
+        const bool collects = one.tensor.requires_grad();
+        one.tensor.set_grad({});
+        one.tensor.set_elements(one.elements);
+        if (collects && one.gradient.defined()) one.tensor.set_grad(one.gradient);
+    }
+}
+
+}  // namespace
+
 void Module::to(Device device) {
-    replace_tensors([&](const Tensor& tensor, Kind) {
-        if (tensor.device() == device) return tensor;
-        return leaf_like(tensor, [&](const Tensor& x) { return x.to(device); });
-    });
+    convert_tensors(*this, [&](const Tensor& x, Kind) { return x.device() == device ? x : x.to(device); });
 }
 
 void Module::to(DType dtype) {
@@ -302,9 +328,8 @@ void Module::to(DType dtype) {
         throw Error("module.to",
                     fmt::format("parameters cannot be {}. Choose f64, f32, f16 or bf16.", dtype));
     }
-    replace_tensors([&](const Tensor& tensor, Kind kind) {
-        if (kind != Kind::parameter || tensor.dtype() == dtype || !is_floating(tensor.dtype())) return tensor;
-        return leaf_like(tensor, [&](const Tensor& x) { return x.to(dtype); });
+    convert_tensors(*this, [&](const Tensor& x, Kind kind) {
+        return kind != Kind::parameter || x.dtype() == dtype || !is_floating(x.dtype()) ? x : x.to(dtype);
     });
 }
 

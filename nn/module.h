@@ -70,6 +70,28 @@ struct LoadReport {
     std::vector<std::string> unexpected;  // in the state, not in the module
 };
 
+/// Whether a module is still where it was: what others hold of it expires when it ends or is moved from.
+class Presence {
+public:
+    Presence() = default;
+    Presence(const Presence&) noexcept {}
+    Presence(Presence&& other) noexcept { other.token_.reset(); }
+    Presence& operator=(const Presence&) noexcept { return *this; }
+    Presence& operator=(Presence&& other) noexcept {
+        other.token_.reset();
+        return *this;
+    }
+    ~Presence() = default;
+
+    std::weak_ptr<const void> token() const {
+        if (token_ == nullptr) token_ = std::make_shared<char>();
+        return token_;
+    }
+
+private:
+    mutable std::shared_ptr<char> token_;  // made for the first who asks
+};
+
 /// The base of everything with parameters. A module is a plain struct: its layers are members, which members() names
 /// once, and forward() computes:
 ///
@@ -120,9 +142,10 @@ public:
     /// are returned. One Error lists everything that does not fit, and then nothing was changed.
     LoadReport load_state_dict(const StateDict& state, bool strict = true);
 
-    /// Moves parameters, their gradients and buffers to a device. Make optimizers afterwards: they hold the parameters.
+    /// Moves parameters, their gradients and buffers to a device. They stay the same tensors: every handle of them, an
+    /// optimizer's for instance, goes on meaning them.
     void to(Device device);
-    /// Converts parameters (and their gradients) to a floating dtype; buffers keep theirs.
+    /// Converts parameters (and their gradients) to a floating dtype, in the same way; buffers keep theirs.
     void to(DType dtype);
     /// Tells this module and all below that they are being trained (dropout works), or used (it does not).
     void train(bool training = true);
@@ -133,10 +156,12 @@ public:
     /// Makes all parameters collect gradients, or none (frozen).
     void set_requires_grad(bool requires_grad);
 
-    /// Replaces every tensor by what `change` makes of it; tied tensors stay tied. What to() and clone() are made of.
+    /// Replaces every tensor by what `change` makes of it; tied tensors stay tied. What clone() is made of.
     void replace_tensors(const std::function<Tensor(const Tensor& tensor, Member::Kind kind)>& change);
     /// The members of this module alone, as members() names them.
     std::vector<Member> list_members() const;
+    /// Expires when this module ends or is moved from.
+    std::weak_ptr<const void> presence() const { return presence_.token(); }
 
 private:
     friend class EvalMode;
@@ -144,6 +169,7 @@ private:
     Tensor at_home(const Tensor& x) const;
 
     bool training_ = true;
+    Presence presence_;
 };
 
 /// Puts a module and all below into evaluation while it lives, then each back to what it was.

@@ -91,8 +91,9 @@ public:
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
     void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;
     void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override;
-    double sum_of_squares(std::span<const Tensor> tensors) override;
-    double largest_magnitude(std::span<const Tensor> tensors) override;
+    void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) override;
+    void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) override;
+    void decide_update(Tensor& control) override;
 
 private:
     std::atomic<int> threads_;

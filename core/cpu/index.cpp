@@ -129,7 +129,7 @@ void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, T
 void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     const cpu::Team team(threads());
     check_index_shape("gather", x, axis, index);
-    cpu::check_indices("gather", "index", index, x.size(axis), entries_along(x, axis));
+    cpu::check_indices("gather", "index", index, x.size(axis), entries_along(x.shape(), axis));
     if (index.count() == 0) return;
     switch (size_of(x.dtype())) {
         case 1:
@@ -146,7 +146,7 @@ void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index,
 void CpuBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
     const cpu::Team team(threads());
     check_index_shape("scatter_add", y, axis, index);
-    cpu::check_indices("scatter_add", "index", index, y.size(axis), entries_along(y, axis));
+    cpu::check_indices("scatter_add", "index", index, y.size(axis), entries_along(y.shape(), axis));
     if (index.count() == 0) return;
     cpu::visit_compute(y.dtype(),
                        [&](auto zero) { cpu::scatter_add<decltype(zero)>(axis, index, source, y); });

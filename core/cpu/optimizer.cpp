@@ -12,6 +12,7 @@
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/random_words.h"
 #include "core/stochastic_rounding.h"
+#include "core/update_rule.h"
 
 namespace potluck {
 
@@ -43,10 +44,12 @@ private:
 template <class T>
 class Parameter {
 public:
-    Parameter(Tensor& parameter, Tensor& rounded_or_none, bool stochastic_rounding, RandomKey key)
+    Parameter(Tensor& parameter, Tensor& rounded_or_none, bool stochastic_rounding, RandomKey key,
+              std::int64_t first_random)
         : values_(parameter),
           stochastic_(stochastic_rounding && parameter.dtype() == DType::bf16),
-          key_(key) {
+          key_(key),
+          first_random_(first_random) {
         if (rounded_or_none.defined()) rounded_.emplace(rounded_or_none);
     }
 
@@ -65,7 +68,7 @@ public:
 private:
     void round(float* values, std::int64_t first, std::int64_t n) {
         std::array<std::uint32_t, block_size> words;
-        random_words(key_, first, n, words.data());
+        random_words(key_, first_random_ + first, n, words.data());
         for (std::int64_t i = 0; i < n; ++i) {
             const std::uint16_t bits = round_stochastically(std::bit_cast<std::uint32_t>(values[i]),
                                                             words[static_cast<std::size_t>(i)]);
@@ -77,6 +80,7 @@ private:
     std::optional<BlockWriter<T>> rounded_;
     bool stochastic_;
     RandomKey key_;
+    std::int64_t first_random_;  // which element of the stretch is this tensor's first
 };
 
 template <class T>
@@ -96,7 +100,7 @@ void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
 
     parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
         Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
-                               tensors.rounding_key);
+                               tensors.rounding_key, tensors.rounding_first);
         InPlace<T> first_moments(tensors.first_moment);
         InPlace<T> second_moments(tensors.second_moment);
         BlockReader<T> gradients(tensors.gradient);
@@ -130,7 +134,7 @@ void sgd(const SgdSpec& step, SgdTensors& tensors) {
 
     parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
         Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
-                               tensors.rounding_key);
+                               tensors.rounding_key, tensors.rounding_first);
         BlockReader<T> gradients(tensors.gradient);
         if (!tensors.momentum_or_none.defined()) {
             for (std::int64_t first = begin; first < end; first += block_size) {
@@ -149,7 +153,7 @@ void sgd(const SgdSpec& step, SgdTensors& tensors) {
             T* p = parameter.begin(first, n);
             T* m = momenta.begin(first, n);
             const T* dp = gradients.read(first, n);
-            if (step.first) {
+            if (step.step == 1) {
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i) m[i] = dp[i] * scale + decay * p[i];
             } else {
@@ -171,34 +175,38 @@ void sgd(const SgdSpec& step, SgdTensors& tensors) {
     });
 }
 
-/// measure(values, n) of each block, added up or compared by join(a, b): blocks in order within a piece, then
-/// pieces.
-template <class T, class Measure, class Join>
-double measure_all(const Tensor& x, Measure measure, Join join) {
-    std::vector<double> results(static_cast<std::size_t>((x.count() + piece_size - 1) / piece_size));
+/// measure(values, n) of each block, joined by join(a, b): blocks in order within a piece, then pieces.
+template <class T, class Result, class Measure, class Join>
+Result measure_all(const Tensor& x, Measure measure, Join join) {
+    std::vector<Result> results(static_cast<std::size_t>((x.count() + piece_size - 1) / piece_size));
     parallel_for(x.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
         BlockReader<T> reader(x);
-        double result = 0.0;
+        Result result{};
         for (std::int64_t first = begin; first < end; first += block_size) {
             const std::int64_t n = std::min(block_size, end - first);
             result = join(result, measure(reader.read(first, n), n));
         }
         results[static_cast<std::size_t>(begin / piece_size)] = result;
     });
-    double result = 0.0;
-    for (const double of_piece : results) result = join(result, of_piece);
+    Result result{};
+    for (const Result& of_piece : results) result = join(result, of_piece);
     return result;
 }
 
-template <class T>
-double block_sum_of_squares(const T* values, std::int64_t n) {
+/// The squares of a float neither overflow nor vanish in f64.
+SquareSums block_sum_of_squares(const float* values, std::int64_t n) {
     double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
     for (std::int64_t i = 0; i < n; ++i) {
         const auto value = static_cast<double>(values[i]);
         sum += value * value;
     }
-    return sum;
+    return {.middle = sum};
+}
+SquareSums block_sum_of_squares(const double* values, std::int64_t n) {
+    SquareSums sums;
+    for (std::int64_t i = 0; i < n; ++i) sums = with_square_of(sums, values[i]);
+    return sums;
 }
 
 /// NaN when there is one.
@@ -221,45 +229,82 @@ double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 }  // namespace
 }  // namespace cpu
 
-void CpuBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
+namespace {
+
+/// What stands in the control of an update; nullptr without one.
+const UpdateNumbers* numbers_of(const Tensor& control_or_none) {
+    return control_or_none.defined() ? reinterpret_cast<const UpdateNumbers*>(control_or_none.data<double>())
+                                     : nullptr;
+}
+
+/// The step with the numbers of its control; false when there is nothing to do.
+template <class Spec>
+bool take_control(Spec& step) {
+    const UpdateNumbers* update = numbers_of(step.control_or_none);
+    if (update == nullptr) return true;
+    if (update->skip != 0.0) return false;
+    step.learning_rate *= update->learning_rate;
+    step.gradient_scale *= update->gradient_scale;
+    step.step += static_cast<std::int64_t>(update->steps);
+    return true;
+}
+
+}  // namespace
+
+void CpuBackend::adamw(const AdamWSpec& spec, std::span<AdamWTensors> tensors) {
     const cpu::Team team(threads());
+    AdamWSpec step = spec;
+    if (!take_control(step)) return;
     for (AdamWTensors& one : tensors)
         cpu::visit_floating_compute(one.parameter.dtype(),
                                     [&](auto zero) { cpu::adamw<decltype(zero)>(step, one); });
 }
 
-void CpuBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
+void CpuBackend::sgd(const SgdSpec& spec, std::span<SgdTensors> tensors) {
     const cpu::Team team(threads());
+    SgdSpec step = spec;
+    if (!take_control(step)) return;
     for (SgdTensors& one : tensors)
         cpu::visit_floating_compute(one.parameter.dtype(),
                                     [&](auto zero) { cpu::sgd<decltype(zero)>(step, one); });
 }
 
-double CpuBackend::sum_of_squares(std::span<const Tensor> tensors) {
+void CpuBackend::sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
     const cpu::Team team(threads());
-    double sum = 0.0;
+    SquareSums total;
     for (const Tensor& x : tensors)
-        sum += cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-            return cpu::measure_all<decltype(zero)>(
-                x, [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
-                [](double a, double b) { return a + b; });
-        });
-    return sum;
+        total =
+            total + cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+                return cpu::measure_all<decltype(zero), SquareSums>(
+                    x,
+                    [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
+                    [](const SquareSums& a, const SquareSums& b) { return a + b; });
+            });
+    auto* to = sums.data<double>();
+    to[0] = total.middle;
+    to[1] = total.large;
+    to[2] = total.small;
 }
 
-double CpuBackend::largest_magnitude(std::span<const Tensor> tensors) {
+void CpuBackend::largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
     const cpu::Team team(threads());
     double largest = 0.0;
     for (const Tensor& x : tensors)
         largest = cpu::larger(largest, cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-                                  return cpu::measure_all<decltype(zero)>(
+                                  return cpu::measure_all<decltype(zero), double>(
                                       x,
                                       [](const auto* values, std::int64_t n) {
                                           return cpu::block_largest_magnitude(values, n);
                                       },
                                       [](double a, double b) { return cpu::larger(a, b); });
                               }));
-    return largest;
+    *magnitude.data<double>() = largest;
+}
+
+void CpuBackend::decide_update(Tensor& control) {
+    // Bad elements are told at once on this device, so that none waits here.
+    potluck::decide_update(*reinterpret_cast<UpdateNumbers*>(control.data<double>()), false,
+                           [](double x) { return std::sqrt(x); });
 }
 
 }  // namespace potluck

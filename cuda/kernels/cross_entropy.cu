@@ -42,7 +42,7 @@ Targets targets_of(const Tensor& logits, const Tensor& labels, const CrossEntrop
 template <class T>
 __global__ void __launch_bounds__(most_row_threads)
     cross_entropy_kernel(const T* logits, std::int64_t stride, Targets targets, compute_type<T>* losses,
-                         compute_type<T>* logsumexp, unsigned long long* fault_position) {
+                         compute_type<T>* logsumexp, unsigned long long* fault_slot) {
     using Computed = compute_type<T>;
     constexpr Computed infinity = std::numeric_limits<Computed>::infinity();
     for (std::int64_t row = first_row(); row < targets.rows; row += row_step()) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(most_row_threads)
         if (label == targets.ignore_index || !is_class) {
             if (threadIdx.x == 0) {
                 if (label != targets.ignore_index)
-                    atomicMin(fault_position, static_cast<unsigned long long>(row));
+                    atomicMin(fault_slot, static_cast<unsigned long long>(row));
                 losses[row] = 0;
                 logsumexp[row] = 0;
             }
@@ -125,17 +125,19 @@ void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels, cons
     const cudaStream_t on = stream();
     const DenseRows rows = dense_rows(*this, logits);
     const dim3 block = row_block(rows.width);
+    FaultTeller tell = [labels, classes = rows.width, ignored = options.ignore_index](std::int64_t row) {
+        const Tensor label = labels.alias({}, {}, labels.offset() + row * labels.strides()[0]);
+        const auto value = label.item<std::int64_t>();
+        if (value != ignored && (value < 0 || value >= classes))
+            throw bad_label(value, row, classes, ignored);
+    };
     visit_device_floating(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using Computed = compute_type<T>;
         launch(cross_entropy_kernel<T>, blocks_for(rows.count, block.y), block, 0, on,
                elements_of<T>(rows.tensor), rows.stride, targets_of(logits, labels, options),
-               elements_of<Computed>(losses), elements_of<Computed>(logsumexp), fault_position());
+               elements_of<Computed>(losses), elements_of<Computed>(logsumexp), fault_slot(std::move(tell)));
     });
-    const std::optional<std::int64_t> bad_row = take_fault();
-    if (!bad_row) return;
-    const Tensor label = labels.alias({}, {}, labels.offset() + *bad_row * labels.strides()[0]);
-    throw bad_label(label.item<std::int64_t>(), *bad_row, rows.width, options.ignore_index);
 }
 
 void CudaBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,

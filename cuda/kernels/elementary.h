@@ -30,7 +30,7 @@ __device__ inline std::int64_t integer_power(std::int64_t base, std::int64_t exp
     return integer(result);
 }
 
-/// Rounded down. A divisor of 0 was refused before; what is written here for it is never seen.
+/// Rounded down. A divisor of 0 is told later (see cuda/faults.h); any number will do for it.
 __device__ inline std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
     if (b == 0) return 0;
     if (b == -1) return integer(0 - bits(a));  // the lowest number has no positive twin: wraps

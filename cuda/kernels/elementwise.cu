@@ -141,7 +141,11 @@ std::int64_t integer_at(const Tensor& x, std::int64_t position) {
 void CudaBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
     const bool divides = op == BinaryOp::divide || op == BinaryOp::remainder;
     if (!is_floating(y.dtype()) && (divides || op == BinaryOp::power) && y.count() > 0) {
-        // Integers have no quotient by zero and no power with a negative exponent. Looks before anything is written.
+        // Integers have no quotient by zero and no power with a negative exponent.
+        cuda::FaultTeller tell = [op, divides, b](std::int64_t position) {
+            const std::int64_t value = cuda::integer_at(b, position);
+            if (divides ? value == 0 : value < 0) throw bad_integer_operand(op, position, value);
+        };
         const cuda::Layout<1> layout = cuda::layout_of<1>({&b});
         cuda::visit_device(b.dtype(), [&](auto zero) {
             using T = decltype(zero);
@@ -149,10 +153,9 @@ void CudaBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& 
                 cuda::launch(layout.fits<std::uint32_t>() ? cuda::check_operand_kernel<std::uint32_t, T>
                                                           : cuda::check_operand_kernel<std::uint64_t, T>,
                              dim3(cuda::blocks_for(layout.count, 256)), dim3(256), 0, stream(), layout,
-                             divides, static_cast<const T*>(cuda::elements_of<T>(b)), fault_position());
+                             divides, static_cast<const T*>(cuda::elements_of<T>(b)),
+                             fault_slot(std::move(tell)));
         });
-        if (const auto position = take_fault())
-            throw bad_integer_operand(op, *position, cuda::integer_at(b, *position));
     }
     cuda::visit_device(y.dtype(), [&](auto zero) {
         using T = decltype(zero);

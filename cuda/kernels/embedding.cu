@@ -30,10 +30,14 @@ dim3 row_shape(std::int64_t width) {
 }
 
 /// Throws the Error of an id at `position`.
-[[noreturn]] void refuse(const Tensor& ids, std::int64_t position, std::int64_t rows) {
-    const Tensor id = ids.alias({}, {}, ids.offset() + position);
-    throw bad_index("embedding", "id", ids.shape(), position, id.item<std::int64_t>(), rows,
-                    fmt::format("the {} rows of the weight", rows));
+void tell(const Tensor& ids, std::int64_t position, std::int64_t rows) {
+    const auto id = ids.alias({}, {}, ids.offset() + position).item<std::int64_t>();
+    if (id < 0 || id >= rows)
+        throw bad_index("embedding", "id", ids.shape(), position, id, rows,
+                        fmt::format("the {} rows of the weight", rows));
+}
+FaultTeller teller(const Tensor& ids, std::int64_t rows) {
+    return [ids, rows](std::int64_t position) { tell(ids, position, rows); };
 }
 
 /// Unit is any type of that size: only bits are moved. Strides and width count units. Floor: reads the ids, reads and
@@ -41,12 +45,14 @@ dim3 row_shape(std::int64_t width) {
 template <class Unit>
 __global__ void __launch_bounds__(256)
     embedding_kernel(const Unit* weight, TableStrides strides, std::int64_t rows, const std::int64_t* ids,
-                     std::int64_t count, std::int64_t width, Unit* y, unsigned long long* fault_position) {
+                     std::int64_t count, std::int64_t width, Unit* y, unsigned long long* fault_slot) {
     for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; i < count;
          i += static_cast<std::int64_t>(gridDim.x) * blockDim.y) {
         const std::int64_t id = ids[i];
         if (id < 0 || id >= rows) {
-            if (threadIdx.x == 0) atomicMin(fault_position, static_cast<unsigned long long>(i));
+            if (threadIdx.x == 0) atomicMin(fault_slot, static_cast<unsigned long long>(i));
+            for (std::int64_t column = threadIdx.x; column < width; column += blockDim.x)
+                y[i * width + column] = Unit{};
             continue;
         }
         for (std::int64_t column = threadIdx.x; column < width; column += blockDim.x)
@@ -66,7 +72,7 @@ void embedding(CudaBackend& backend, const Tensor& weight, const Tensor& ids, Te
     launch(&embedding_kernel<Unit>, blocks_for(count, block.y), block, 0, backend.stream(),
            static_cast<const Unit*>(weight.raw_data()), strides, weight.size(0),
            elements_of<std::int64_t>(ids), count, width, static_cast<Unit*>(y.raw_data()),
-           backend.fault_position());
+           backend.fault_slot(teller(ids, weight.size(0))));
 }
 
 /// Whether rows can be moved 16 bytes at a time.
@@ -118,7 +124,6 @@ __global__ void __launch_bounds__(256)
 }  // namespace cuda
 
 void CudaBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
-    const std::int64_t rows = weight.size(0);
     if (ids.count() == 0) return;
     const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
     if (cuda::moves_in_packs(weight, y)) {
@@ -138,7 +143,6 @@ void CudaBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) 
                 cuda::embedding<std::uint64_t>(*this, weight, indices, y);
         }
     }
-    if (const std::optional<std::int64_t> bad = take_fault()) cuda::refuse(indices, *bad, rows);
 }
 
 void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
@@ -150,14 +154,12 @@ void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor
     const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
     const Tensor gradients =
         dy.dtype() == dweight.dtype() ? dy : cuda::contiguous(*this, dy, dweight.dtype());
-    if (const std::optional<std::int64_t> bad = cuda::first_bad_index(*this, indices, rows))
-        cuda::refuse(indices, *bad, rows);
+    // Ids are keys as they stand: a bad one is `rows`, which the kernel leaves out.
+    const Tensor checked = cuda::checked_indices(*this, indices, rows, cuda::teller(indices, rows));
     if (width == 0) return;
-    // Ids are not negative now, so they are keys as they stand. (In recorded work a bad one can still come: the kernel
-    // leaves it out, and the replay throws.)
     const cuda::SortedRows sorted = cuda::sort_rows<std::uint64_t>(
-        indices.alias({1, count}, {count, 1}, indices.offset()),
-        static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows - 1))), queue);
+        checked.alias({1, count}, {count, 1}, checked.offset()),
+        static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows))), queue);
     const dim3 block = cuda::row_shape(width);
     const dim3 grid(cuda::blocks_for(count, block.y), cuda::blocks_for(width, block.x, 65535));
     cuda::visit_device_floating(dweight.dtype(), [&](auto zero) {

@@ -27,16 +27,20 @@ constexpr int threads = 256;
 constexpr std::int64_t short_line = 32;
 
 /// Throws the Error of an index at row-major position `position`.
-[[noreturn]] void refuse(const char* op, const Tensor& index, std::int64_t position, const Tensor& x,
-                         std::int64_t axis) {
+void tell(const char* op, const Tensor& index, std::int64_t position, const Shape& shape, std::int64_t axis) {
     std::int64_t offset = index.offset();
     std::int64_t rest = position;
     for (std::int64_t i = index.ndim() - 1; i >= 0; --i) {
         offset += rest % index.size(i) * index.strides()[static_cast<std::size_t>(i)];
         rest /= index.size(i);
     }
-    throw bad_index(op, "index", index.shape(), position, index.alias({}, {}, offset).item<std::int64_t>(),
-                    x.size(axis), entries_along(x, axis));
+    const auto value = index.alias({}, {}, offset).item<std::int64_t>();
+    const std::int64_t size = shape[static_cast<std::size_t>(axis)];
+    if (value < 0 || value >= size)
+        throw bad_index(op, "index", index.shape(), position, value, size, entries_along(shape, axis));
+}
+FaultTeller teller(const char* op, const Tensor& index, const Tensor& x, std::int64_t axis) {
+    return [=, shape = x.shape()](std::int64_t position) { tell(op, index, position, shape, axis); };
 }
 
 /// x stretched to `shape` without its own step along axis: element [.., i, ..] is the first of the line that an index
@@ -87,15 +91,14 @@ void visit_index(const Layout<Operands>& layout, Function&& function) {
 template <class Bits, class Index>
 __global__ void __launch_bounds__(threads)
     gather_kernel(const Layout<2> layout, const Bits* x, std::int64_t step, std::int64_t size,
-                  const std::int64_t* index, Bits* y, unsigned long long* fault_position) {
+                  const std::int64_t* index, Bits* y, unsigned long long* fault_slot) {
     for (std::int64_t i = global_thread(); i < layout.count; i += global_threads()) {
         std::int64_t offset[2];
         layout.offsets(static_cast<Index>(i), offset);
         const std::int64_t chosen = index[offset[1]];
-        if (chosen < 0 || chosen >= size)
-            atomicMin(fault_position, static_cast<unsigned long long>(i));
-        else
-            y[i] = x[offset[0] + chosen * step];
+        const bool is_bad = chosen < 0 || chosen >= size;
+        if (is_bad) atomicMin(fault_slot, static_cast<unsigned long long>(i));
+        y[i] = is_bad ? Bits{} : x[offset[0] + chosen * step];
     }
 }
 
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(threads)
 void CudaBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     check_index_shape("gather", x, axis, index);
     if (index.count() == 0) return;
-    if (x.size(axis) == 0) cuda::refuse("gather", index, 0, x, axis);
+    if (x.size(axis) == 0) cuda::tell("gather", index, 0, x.shape(), axis);
     const cudaStream_t queue = stream();
     const Tensor lines = cuda::lines_of(x, axis, index.shape());
     const cuda::Layout<2> layout = cuda::layout_of<2>({&lines, &index});
@@ -210,10 +213,9 @@ void CudaBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index
                          0, queue, layout, static_cast<const Bits*>(x.raw_data()),
                          x.strides()[static_cast<std::size_t>(axis)], x.size(axis),
                          cuda::elements_of<std::int64_t>(index), static_cast<Bits*>(y.raw_data()),
-                         fault_position());
+                         fault_slot(cuda::teller("gather", index, x, axis)));
         });
     });
-    if (const std::optional<std::int64_t> bad = take_fault()) cuda::refuse("gather", index, *bad, x, axis);
 }
 
 void CudaBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
@@ -224,19 +226,17 @@ void CudaBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tens
     const std::int64_t length = index.size(axis);
     const bool sorts = length > cuda::short_line;
     const unsigned blocks = cuda::blocks_for(count, cuda::threads, 32 * multiprocessors());
-    if (const std::optional<std::int64_t> bad =
-            cuda::first_bad_index(*this, cuda::contiguous(*this, index), y.size(axis)))
-        cuda::refuse("scatter_add", index, *bad, y, axis);
-    const Tensor chosen = cuda::contiguous(*this, cuda::axis_last(index, axis));
+    // Indices are keys as they stand: a bad one is the size of the axis, which the kernels leave out.
+    const Tensor checked = cuda::checked_indices(*this, cuda::contiguous(*this, index), y.size(axis),
+                                                 cuda::teller("scatter_add", index, y, axis));
+    const Tensor chosen = cuda::contiguous(*this, cuda::axis_last(checked, axis));
     const Tensor terms = cuda::axis_last(
         source.dtype() == y.dtype() ? source : cuda::contiguous(*this, source, y.dtype()), axis);
     const Tensor lines = cuda::axis_last(cuda::lines_of(y, axis, index.shape()), axis);
     const cuda::Layout<2> layout = cuda::layout_of<2>({&terms, &lines});
     cuda::SortedRows sorted;
     if (sorts) {
-        // Indices are not negative now, so they are keys as they stand. (In recorded work a bad one can still come: the
-        // kernels leave it out, and the replay throws.)
-        const auto largest = static_cast<std::uint64_t>(y.size(axis) - 1);
+        const auto largest = static_cast<std::uint64_t>(y.size(axis));
         sorted = cuda::sort_rows<std::uint64_t>(
             chosen.alias({count / length, length}, {length, 1}, chosen.offset()),
             static_cast<int>(std::bit_width(largest)), queue);

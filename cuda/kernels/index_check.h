@@ -1,31 +1,36 @@
 #pragma once
 
-// Whether indices name something, for kernels that could not leave a bad one out without a trace.
+// Whether indices name something, for kernels that sort them.
 
 #include <cstdint>
-#include <optional>
+#include <utility>
 
 #include "cuda/cuda_backend.h"
 #include "cuda/kernels/numbers.h"
 
 namespace potluck::cuda {
 
-/// Reports the places of indices outside [0, size). Floor: reads every index once.
+/// Reports the places of indices outside [0, size), and writes the indices with `size` in their place. Floor: reads and
+/// writes every index once.
 static __global__ void __launch_bounds__(256)
     check_indices_kernel(const std::int64_t* indices, std::int64_t count, std::int64_t size,
-                         unsigned long long* fault_position) {
-    for (std::int64_t i = global_thread(); i < count; i += global_threads())
-        if (indices[i] < 0 || indices[i] >= size)
-            atomicMin(fault_position, static_cast<unsigned long long>(i));
+                         std::int64_t* checked, unsigned long long* fault_slot) {
+    for (std::int64_t i = global_thread(); i < count; i += global_threads()) {
+        const std::int64_t index = indices[i];
+        const bool is_bad = index < 0 || index >= size;
+        if (is_bad) atomicMin(fault_slot, static_cast<unsigned long long>(i));
+        checked[i] = is_bad ? size : index;
+    }
 }
 
-/// The place of the first index outside [0, size). `indices` are contiguous i64. Waits for the device.
-inline std::optional<std::int64_t> first_bad_index(CudaBackend& backend, const Tensor& indices,
-                                                   std::int64_t size) {
+/// The indices (contiguous i64), with `size` for those outside [0, size), which are told later by `tell`.
+inline Tensor checked_indices(CudaBackend& backend, const Tensor& indices, std::int64_t size,
+                              FaultTeller tell) {
+    const Tensor checked = Tensor::empty(indices.shape(), {DType::i64, indices.device()});
     launch(&check_indices_kernel, blocks_for(indices.count(), 256, 8 * backend.multiprocessors()), 256, 0,
            backend.stream(), elements_of<std::int64_t>(indices), indices.count(), size,
-           backend.fault_position());
-    return backend.take_fault();
+           elements_of<std::int64_t>(checked), backend.fault_slot(std::move(tell)));
+    return checked;
 }
 
 }  // namespace potluck::cuda

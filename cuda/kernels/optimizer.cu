@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/stochastic_rounding.h"
+#include "core/update_rule.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/kernels/any_element.h"
 #include "cuda/kernels/block_reduce.h"
@@ -37,6 +38,7 @@ struct Entry {
     void* rounded = nullptr;
     std::int64_t count = 0;
     RandomKey rounding_key{};
+    std::int64_t rounding_first = 0;  // which element of the key's stretch decides element 0
     int first_block = 0;
     DType parameter_dtype = DType::f32, gradient_dtype = DType::f32, rounded_dtype = DType::f32;
     bool packs = false;  // every address allows packs
@@ -80,14 +82,32 @@ __device__ void for_each_pack(const Chunk& chunk_, Body body) {
         body(std::integral_constant<int, 1>{}, i);
 }
 
+/// How a kernel rounds bf16 parameters: stochastically, with keys that a replay moves on, or to nearest.
+struct Rounding {
+    bool stochastic;
+    const std::uint64_t* advance;  // of recorded work, see CudaBackend::random_advance()
+};
+
+/// The random numbers of elements [first, first + N), wherever a block of four begins.
+template <int N>
+__device__ void rounding_words(const Entry& entry, const Rounding& rounding, std::int64_t first,
+                               std::uint32_t (&words)[N]) {
+    const RandomKey key = MovingKey{entry.rounding_key, rounding.advance};
+    const std::int64_t place = entry.rounding_first + first;
+    if (N > 1 && place % 4 == 0)
+        random_words(key, place, words);
+    else
+        for (int i = 0; i < N; ++i) words[i] = random_word(key, place + i);
+}
+
 /// The new values of a parameter: rounded stochastically (bf16) or to nearest, and once more into its copy.
 template <int N, class T>
-__device__ void store_parameter(const Entry& entry, bool stochastic, std::int64_t first,
+__device__ void store_parameter(const Entry& entry, const Rounding& rounding, std::int64_t first,
                                 const T (&values)[N]) {
     if constexpr (std::is_same_v<T, float>) {
-        if (stochastic && entry.parameter_dtype == DType::bf16) {
+        if (rounding.stochastic && entry.parameter_dtype == DType::bf16) {
             std::uint32_t words[N];
-            random_words(entry.rounding_key, first, words);
+            rounding_words(entry, rounding, first, words);
             Pack<__nv_bfloat16, N> rounded;
             for (int i = 0; i < N; ++i)
                 rounded.values[i] = __ushort_as_bfloat16(
@@ -101,21 +121,66 @@ __device__ void store_parameter(const Entry& entry, bool stochastic, std::int64_
     if (entry.rounded != nullptr) store_any(entry.rounded, entry.rounded_dtype, first, values);
 }
 
+/// The numbers of an update that a control on the device decides (see core/update_control.h), as one thread of each block
+/// takes them for all. Without a control they are those of the host.
+struct Decided {
+    double learning_rate, gradient_scale, step;
+    bool skip;
+};
+__device__ Decided decided(const UpdateNumbers* control, double learning_rate, double gradient_scale,
+                           std::int64_t step) {
+    const auto number = static_cast<double>(step);
+    if (control == nullptr) return {learning_rate, gradient_scale, number, false};
+    return {learning_rate * control->learning_rate, gradient_scale * control->gradient_scale,
+            number + control->steps, control->skip != 0.0};
+}
+
 // ---- AdamW ----
+
+/// What a launch is told: AdamWSpec without its tensor.
+struct AdamWRule {
+    double learning_rate, beta1, beta2, epsilon, weight_decay, gradient_scale;
+    std::int64_t step;
+    bool decoupled;
+    Rounding rounding;
+    const UpdateNumbers* control;
+};
 
 template <class T>
 struct AdamWFactors {
     T beta1, beta2, rest1, rest2;
     T rate, root_correction;  // with the corrections of the bias
     T epsilon, scale, decay, gradient_decay;
-    bool stochastic_rounding;
+    bool skip;
 };
+
+template <class T>
+__device__ AdamWFactors<T> factors_of(const AdamWRule& rule) {
+    const Decided now = decided(rule.control, rule.learning_rate, rule.gradient_scale, rule.step);
+    AdamWFactors<T> f;
+    f.beta1 = static_cast<T>(rule.beta1);
+    f.beta2 = static_cast<T>(rule.beta2);
+    f.rest1 = static_cast<T>(1.0 - rule.beta1);
+    f.rest2 = static_cast<T>(1.0 - rule.beta2);
+    f.rate = static_cast<T>(now.learning_rate / (1.0 - std::pow(rule.beta1, now.step)));
+    f.root_correction = static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(rule.beta2, now.step)));
+    f.epsilon = static_cast<T>(rule.epsilon);
+    f.scale = static_cast<T>(now.gradient_scale);
+    f.decay = static_cast<T>(rule.decoupled ? now.learning_rate * rule.weight_decay : 0.0);
+    f.gradient_decay = static_cast<T>(rule.decoupled ? 0.0 : rule.weight_decay);
+    f.skip = now.skip;
+    return f;
+}
 
 /// Floor: for f32 with f32 gradients: reads 16 and writes 12 bytes an element, about 15 operations (a root and a division
 /// among them).
 template <class T>
 __global__ void __launch_bounds__(threads)
-    adamw_kernel(const __grid_constant__ Table table, const AdamWFactors<T> f) {
+    adamw_kernel(const __grid_constant__ Table table, const __grid_constant__ AdamWRule rule) {
+    __shared__ AdamWFactors<T> f;
+    if (threadIdx.x == 0) f = factors_of<T>(rule);
+    __syncthreads();
+    if (f.skip) return;
     const Chunk mine = chunk_of_block(table);
     const Entry& entry = table.entries[mine.tensor];
     for_each_pack(mine, [&](auto size, std::int64_t first) {
@@ -137,22 +202,49 @@ __global__ void __launch_bounds__(threads)
         }
         *moments1 = m;
         *moments2 = v;
-        store_parameter(entry, f.stochastic_rounding, first, p);
+        store_parameter(entry, rule.rounding, first, p);
     });
 }
 
 // ---- SGD ----
 
+/// What a launch is told: SgdSpec without its tensor.
+struct SgdRule {
+    double learning_rate, momentum, dampening, weight_decay, gradient_scale;
+    std::int64_t step;
+    bool nesterov;
+    Rounding rounding;
+    const UpdateNumbers* control;
+};
+
 template <class T>
 struct SgdFactors {
     T rate, momentum, rest, decay, scale;
-    bool nesterov, first, stochastic_rounding;
+    bool first, skip;
 };
+
+template <class T>
+__device__ SgdFactors<T> factors_of(const SgdRule& rule) {
+    const Decided now = decided(rule.control, rule.learning_rate, rule.gradient_scale, rule.step);
+    SgdFactors<T> f;
+    f.rate = static_cast<T>(now.learning_rate);
+    f.momentum = static_cast<T>(rule.momentum);
+    f.rest = static_cast<T>(1.0 - rule.dampening);
+    f.decay = static_cast<T>(rule.weight_decay);
+    f.scale = static_cast<T>(now.gradient_scale);
+    f.first = now.step == 1.0;
+    f.skip = now.skip;
+    return f;
+}
 
 /// Floor: for f32 with f32 gradients: reads 8 and writes 4 bytes an element (with momentum 12 and 8), 4 to 9 operations.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    sgd_kernel(const __grid_constant__ Table table, const SgdFactors<T> f) {
+    sgd_kernel(const __grid_constant__ Table table, const __grid_constant__ SgdRule rule) {
+    __shared__ SgdFactors<T> f;
+    if (threadIdx.x == 0) f = factors_of<T>(rule);
+    __syncthreads();
+    if (f.skip) return;
     const Chunk mine = chunk_of_block(table);
     const Entry& entry = table.entries[mine.tensor];
     for_each_pack(mine, [&](auto size, std::int64_t first) {
@@ -168,61 +260,98 @@ __global__ void __launch_bounds__(threads)
             if (!f.first) m = *momenta;
             for (int i = 0; i < n; ++i) {
                 m.values[i] = f.first ? dp[i] : f.momentum * m.values[i] + f.rest * dp[i];
-                dp[i] = f.nesterov ? dp[i] + f.momentum * m.values[i] : m.values[i];
+                dp[i] = rule.nesterov ? dp[i] + f.momentum * m.values[i] : m.values[i];
             }
             *momenta = m;
         }
         for (int i = 0; i < n; ++i) p[i] -= f.rate * dp[i];
-        store_parameter(entry, f.stochastic_rounding, first, p);
+        store_parameter(entry, rule.rounding, first, p);
     });
 }
 
 // ---- norms ----
 
-/// Squares are summed in f64, which no finite f32 overflows.
+/// Squares of floats are summed in f64 as they are; those of doubles in the three parts of SquareSums.
 struct SumOfSquares {
-    __device__ static double of(double value) { return value * value; }
-    __device__ double operator()(double a, double b) const { return a + b; }
+    using Result = SquareSums;
+    __device__ static SquareSums with(const SquareSums& sums, float value) {
+        const auto wide = static_cast<double>(value);
+        return {sums.middle + wide * wide, sums.large, sums.small};
+    }
+    __device__ static SquareSums with(const SquareSums& sums, double value) {
+        return with_square_of(sums, value);
+    }
+    __device__ static SquareSums join(const SquareSums& a, const SquareSums& b) { return a + b; }
+    __device__ static SquareSums of_block(const SquareSums& own, double* scratch) {
+        return {block_sum(own.middle, scratch), block_sum(own.large, scratch), block_sum(own.small, scratch)};
+    }
 };
 /// NaN wins.
 struct LargestMagnitude {
-    __device__ static double of(double value) { return std::fabs(value); }
-    __device__ double operator()(double a, double b) const { return b <= a || a != a ? a : b; }
+    using Result = double;
+    __device__ static double join(double a, double b) { return b <= a || a != a ? a : b; }
+    template <class T>
+    __device__ static double with(double largest, T value) {
+        return join(largest, std::fabs(static_cast<double>(value)));
+    }
+    __device__ static double of_block(double own, double* scratch) {
+        return block_reduce(
+            own, 0.0, [](double a, double b) { return join(a, b); }, scratch);
+    }
 };
 
 /// The measure of each block's chunk of the gradients. Floor: reads every element once, two operations in f64.
 template <class Measure>
 __global__ void __launch_bounds__(threads)
-    measure_kernel(const __grid_constant__ Table table, double* results) {
+    measure_kernel(const __grid_constant__ Table table, typename Measure::Result* results) {
     __shared__ double scratch[warp_size];
     const Chunk mine = chunk_of_block(table);
     const Entry& entry = table.entries[mine.tensor];
-    double result = 0.0;
+    typename Measure::Result result{};
     const auto measure = [&](auto zero) {
         using T = decltype(zero);
         for_each_pack(mine, [&](auto size, std::int64_t first) {
             T values[decltype(size)::value];
             load_any(values, entry.gradient, entry.gradient_dtype, first);
-            for (const T value : values) result = Measure{}(result, Measure::of(static_cast<double>(value)));
+            for (const T value : values) result = Measure::with(result, value);
         });
     };
     if (entry.gradient_dtype == DType::f64)
         measure(double{});
     else
         measure(float{});
-    result = block_reduce(result, 0.0, Measure{}, scratch);
+    result = Measure::of_block(result, scratch);
     if (threadIdx.x == 0) results[blockIdx.x] = result;
 }
 
-/// One block folds the results of all blocks into the first place. Floor: reads each once.
+/// One block folds the results of all blocks. Floor: reads each once.
 template <class Measure>
-__global__ void __launch_bounds__(threads) fold_kernel(double* results, std::int64_t count) {
+__global__ void __launch_bounds__(threads) fold_kernel(const typename Measure::Result* results,
+                                                       std::int64_t count, typename Measure::Result* total) {
     __shared__ double scratch[warp_size];
-    double result = 0.0;
+    typename Measure::Result result{};
     for (auto i = static_cast<std::int64_t>(threadIdx.x); i < count; i += threads)
-        result = Measure{}(result, results[i]);
-    result = block_reduce(result, 0.0, Measure{}, scratch);
-    if (threadIdx.x == 0) results[0] = result;
+        result = Measure::join(result, results[i]);
+    result = Measure::of_block(result, scratch);
+    if (threadIdx.x == 0) *total = result;
+}
+
+// ---- the decision about an update ----
+
+/// Decides an update (see core/update_rule.h). Floor: reads the slots where kernels reported bad elements.
+__global__ void __launch_bounds__(threads)
+    decide_update_kernel(UpdateNumbers* update, const FaultRanges faults) {
+    __shared__ int scratch[warp_size];
+    int reported = 0;
+    for (int range = 0; range < faults.count; ++range)
+        for (int i = static_cast<int>(threadIdx.x); i < faults.ranges[range].count; i += threads)
+            reported |= faults.ranges[range].slots[i] != no_fault ? 1 : 0;
+    reported = block_reduce(
+        reported, 0, [](int a, int b) { return a | b; }, scratch);
+    if (threadIdx.x != 0) return;
+    UpdateNumbers numbers = *update;
+    decide_update(numbers, reported != 0, [](double x) { return std::sqrt(x); });
+    *update = numbers;
 }
 
 // ---- tables ----
@@ -251,7 +380,8 @@ struct Entries {
 };
 
 Entry entry_of(const Tensor& parameter, const Tensor& gradient, const Tensor& first_moment_or_none,
-               const Tensor& second_moment_or_none, const Tensor& rounded_or_none, RandomKey rounding_key) {
+               const Tensor& second_moment_or_none, const Tensor& rounded_or_none, RandomKey rounding_key,
+               std::int64_t rounding_first) {
     Entry entry;
     entry.packs = true;
     const auto address = [&](const Tensor& x) -> void* {
@@ -266,58 +396,58 @@ Entry entry_of(const Tensor& parameter, const Tensor& gradient, const Tensor& fi
     entry.rounded = address(rounded_or_none);
     entry.count = gradient.count();
     entry.rounding_key = rounding_key;
+    entry.rounding_first = rounding_first;
     entry.gradient_dtype = gradient.dtype();
     if (parameter.defined()) entry.parameter_dtype = parameter.dtype();
     if (rounded_or_none.defined()) entry.rounded_dtype = rounded_or_none.dtype();
     return entry;
 }
 
-template <class T>
-AdamWFactors<T> factors_of(const AdamWSpec& step) {
-    const auto t = static_cast<double>(step.step);
-    return {.beta1 = static_cast<T>(step.beta1),
-            .beta2 = static_cast<T>(step.beta2),
-            .rest1 = static_cast<T>(1.0 - step.beta1),
-            .rest2 = static_cast<T>(1.0 - step.beta2),
-            .rate = static_cast<T>(step.learning_rate / (1.0 - std::pow(step.beta1, t))),
-            .root_correction = static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(step.beta2, t))),
-            .epsilon = static_cast<T>(step.epsilon),
-            .scale = static_cast<T>(step.gradient_scale),
-            .decay = static_cast<T>(step.decoupled ? step.learning_rate * step.weight_decay : 0.0),
-            .gradient_decay = static_cast<T>(step.decoupled ? 0.0 : step.weight_decay),
-            .stochastic_rounding = step.stochastic_rounding};
+/// What stands in the control of an update; nullptr without one.
+UpdateNumbers* numbers_of(const Tensor& control_or_none) {
+    return control_or_none.defined() ? reinterpret_cast<UpdateNumbers*>(elements_of<double>(control_or_none))
+                                     : nullptr;
 }
 
-template <class T>
-SgdFactors<T> factors_of(const SgdSpec& step) {
-    return {.rate = static_cast<T>(step.learning_rate),
-            .momentum = static_cast<T>(step.momentum),
-            .rest = static_cast<T>(1.0 - step.dampening),
-            .decay = static_cast<T>(step.weight_decay),
-            .scale = static_cast<T>(step.gradient_scale),
+AdamWRule rule_of(const AdamWSpec& step, const std::uint64_t* advance) {
+    return {.learning_rate = step.learning_rate,
+            .beta1 = step.beta1,
+            .beta2 = step.beta2,
+            .epsilon = step.epsilon,
+            .weight_decay = step.weight_decay,
+            .gradient_scale = step.gradient_scale,
+            .step = step.step,
+            .decoupled = step.decoupled,
+            .rounding = {step.stochastic_rounding, advance},
+            .control = numbers_of(step.control_or_none)};
+}
+
+SgdRule rule_of(const SgdSpec& step, const std::uint64_t* advance) {
+    return {.learning_rate = step.learning_rate,
+            .momentum = step.momentum,
+            .dampening = step.dampening,
+            .weight_decay = step.weight_decay,
+            .gradient_scale = step.gradient_scale,
+            .step = step.step,
             .nesterov = step.nesterov,
-            .first = step.first,
-            .stochastic_rounding = step.stochastic_rounding};
+            .rounding = {step.stochastic_rounding, advance},
+            .control = numbers_of(step.control_or_none)};
 }
 
-template <class T>
-void adamw(const std::vector<Entry>& entries, const AdamWSpec& step, cudaStream_t stream) {
-    static_assert(sizeof(Table) + sizeof(AdamWFactors<T>) <= most_parameter_bytes);
-    for (const Table& table : tables_of(entries))
-        launch(&adamw_kernel<T>, static_cast<unsigned>(table.blocks), threads, 0, stream, table,
-               factors_of<T>(step));
-}
+static_assert(sizeof(Table) + sizeof(AdamWRule) <= most_parameter_bytes &&
+              sizeof(Table) + sizeof(SgdRule) <= most_parameter_bytes);
 
-template <class T>
-void sgd(const std::vector<Entry>& entries, const SgdSpec& step, cudaStream_t stream) {
-    static_assert(sizeof(Table) + sizeof(SgdFactors<T>) <= most_parameter_bytes);
+/// Starts a kernel on all tables of some entries.
+template <class Rule>
+void start(void (*kernel)(Table, Rule), const std::vector<Entry>& entries, const Rule& rule,
+           cudaStream_t stream) {
     for (const Table& table : tables_of(entries))
-        launch(&sgd_kernel<T>, static_cast<unsigned>(table.blocks), threads, 0, stream, table,
-               factors_of<T>(step));
+        launch(kernel, static_cast<unsigned>(table.blocks), threads, 0, stream, table, rule);
 }
 
 template <class Measure>
-double measure(CudaBackend& backend, std::span<const Tensor> tensors) {
+void measure(CudaBackend& backend, std::span<const Tensor> tensors, Tensor& total) {
+    using Result = typename Measure::Result;
     const cudaStream_t stream = backend.stream();
     std::vector<Tensor> copies;  // of those that are not contiguous
     std::vector<Entry> entries;
@@ -325,66 +455,72 @@ double measure(CudaBackend& backend, std::span<const Tensor> tensors) {
         if (!x.is_contiguous() && x.count() > 0) {
             copies.push_back(Tensor::empty(x.shape(), {x.dtype(), x.device()}));
             backend.copy(x, copies.back());
-            entries.push_back(entry_of({}, copies.back(), {}, {}, {}, {}));
+            entries.push_back(entry_of({}, copies.back(), {}, {}, {}, {}, 0));
         } else {
-            entries.push_back(entry_of({}, x, {}, {}, {}, {}));
+            entries.push_back(entry_of({}, x, {}, {}, {}, {}, 0));
         }
     }
     const std::vector<Table> tables = tables_of(entries);
-    if (tables.empty()) return 0.0;
     std::int64_t blocks = 0;
     for (const Table& table : tables) blocks += table.blocks;
-    const Tensor results = Tensor::empty({blocks}, {DType::f64, tensors.front().device()});
-    auto* place = elements_of<double>(results);
+    const Tensor results = Tensor::empty(
+        {blocks * static_cast<std::int64_t>(sizeof(Result) / sizeof(double))}, {DType::f64, total.device()});
+    auto* place = static_cast<Result*>(results.raw_data());
     for (const Table& table : tables) {
         launch(&measure_kernel<Measure>, static_cast<unsigned>(table.blocks), threads, 0, stream, table,
                place);
         place += table.blocks;
     }
-    if (blocks > 1)
-        launch(&fold_kernel<Measure>, 1, threads, 0, stream, elements_of<double>(results), blocks);
-    double result = 0.0;
-    backend.copy_to_host(&result, results.raw_data(), sizeof(result));
-    return result;
+    launch(&fold_kernel<Measure>, 1, threads, 0, stream, static_cast<const Result*>(results.raw_data()),
+           blocks, reinterpret_cast<Result*>(elements_of<double>(total)));
 }
 
-/// Throws Error when work is being recorded: a replay would repeat the very same step.
-void refuse_recording(const CudaBackend& backend, const char* op) {
-    if (backend.is_capturing())
-        throw Error(op,
-                    "a step cannot be recorded, because learning rate and step number would stay the same in "
-                    "each replay. Call it after replay().");
+/// Throws Error when work is being recorded whose numbers would be the same in each replay.
+void refuse_recording(const CudaBackend& backend, const char* op, const Tensor& control_or_none) {
+    if (backend.is_capturing() && !control_or_none.defined())
+        throw Error(
+            op,
+            "a step cannot be recorded, because learning rate and step number would stay the same in "
+            "each replay. Call it after replay(), or record step(UpdateControl), which reads them on the "
+            "device.");
 }
 
 }  // namespace
 }  // namespace cuda
 
 void CudaBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
-    cuda::refuse_recording(*this, "adamw");
+    cuda::refuse_recording(*this, "adamw", step.control_or_none);
     cuda::Entries entries;
     for (const AdamWTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.first_moment, one.second_moment,
-                                   one.rounded_or_none, one.rounding_key));
-    cuda::adamw<float>(entries.in_float, step, stream());
-    cuda::adamw<double>(entries.in_double, step, stream());
+                                   one.rounded_or_none, one.rounding_key, one.rounding_first));
+    const cuda::AdamWRule rule = cuda::rule_of(step, random_advance());
+    cuda::start(&cuda::adamw_kernel<float>, entries.in_float, rule, stream());
+    cuda::start(&cuda::adamw_kernel<double>, entries.in_double, rule, stream());
 }
 
 void CudaBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
-    cuda::refuse_recording(*this, "sgd");
+    cuda::refuse_recording(*this, "sgd", step.control_or_none);
     cuda::Entries entries;
     for (const SgdTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.momentum_or_none, {}, one.rounded_or_none,
-                                   one.rounding_key));
-    cuda::sgd<float>(entries.in_float, step, stream());
-    cuda::sgd<double>(entries.in_double, step, stream());
+                                   one.rounding_key, one.rounding_first));
+    const cuda::SgdRule rule = cuda::rule_of(step, random_advance());
+    cuda::start(&cuda::sgd_kernel<float>, entries.in_float, rule, stream());
+    cuda::start(&cuda::sgd_kernel<double>, entries.in_double, rule, stream());
 }
 
-double CudaBackend::sum_of_squares(std::span<const Tensor> tensors) {
-    return cuda::measure<cuda::SumOfSquares>(*this, tensors);
+void CudaBackend::sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
+    cuda::measure<cuda::SumOfSquares>(*this, tensors, sums);
 }
 
-double CudaBackend::largest_magnitude(std::span<const Tensor> tensors) {
-    return cuda::measure<cuda::LargestMagnitude>(*this, tensors);
+void CudaBackend::largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
+    cuda::measure<cuda::LargestMagnitude>(*this, tensors, magnitude);
+}
+
+void CudaBackend::decide_update(Tensor& control) {
+    cuda::launch(&cuda::decide_update_kernel, 1, cuda::threads, 0, stream(), cuda::numbers_of(control),
+                 fault_ranges());
 }
 
 }  // namespace potluck

@@ -272,7 +272,7 @@ struct Draw {
 /// i of a row is reported as row * (n + 1) + i, too few positive ones as row * (n + 1) + n. Floor: reads the weights
 /// twice, writes and reads the tree, log2(n) dependent reads for each sample.
 __global__ void __launch_bounds__(most_row_threads)
-    multinomial_kernel(const Draw draw, double* sums, std::int64_t* y, unsigned long long* fault_position) {
+    multinomial_kernel(const Draw draw, double* sums, std::int64_t* y, unsigned long long* fault_slot) {
     __shared__ double scratch[warp_size];
     __shared__ std::int64_t count_scratch[warp_size];
     const std::int64_t row = draw.first_row + blockIdx.x;
@@ -298,7 +298,8 @@ __global__ void __launch_bounds__(most_row_threads)
     largest = block_reduce(largest, 0.0, larger, scratch);
     if (first_bad < draw.n || positive < (draw.replacement ? 1 : draw.samples)) {
         if (threadIdx.x == 0)
-            atomicMin(fault_position, static_cast<unsigned long long>(row * (draw.n + 1) + first_bad));
+            atomicMin(fault_slot, static_cast<unsigned long long>(row * (draw.n + 1) + first_bad));
+        for (std::int64_t i = threadIdx.x; i < draw.samples; i += blockDim.x) y[row * draw.samples + i] = 0;
         return;
     }
 
@@ -330,16 +331,20 @@ __global__ void __launch_bounds__(most_row_threads)
 }
 
 /// Throws the Error of what the kernel reported.
-[[noreturn]] void refuse(const Tensor& weights, std::int64_t fault, std::int64_t needed) {
+void tell(const Tensor& weights, std::int64_t fault, std::int64_t needed) {
     const std::int64_t n = weights.size(1);
     const std::int64_t row = fault / (n + 1);
     const std::int64_t position = fault % (n + 1);
     const std::vector<double> values =
         weights.alias({n}, {weights.strides()[1]}, weights.offset() + row * weights.strides()[0]).to_vector();
-    if (position < n) throw bad_weight(values[static_cast<std::size_t>(position)], position, row);
+    if (position < n) {
+        const double weight = values[static_cast<std::size_t>(position)];
+        if (!(weight >= 0.0) || std::isinf(weight)) throw bad_weight(weight, position, row);
+        return;
+    }
     std::int64_t positive = 0;
     for (const double value : values) positive += value > 0.0 ? 1 : 0;
-    throw too_few_weights(row, positive, needed);
+    if (positive < needed) throw too_few_weights(row, positive, needed);
 }
 
 }  // namespace
@@ -366,15 +371,16 @@ void CudaBackend::multinomial(RandomKey key, const Tensor& weights, bool replace
     const Tensor sums = Tensor::empty({rows_at_once, 2 * leaves}, {DType::f64, weights.device()});
     const auto threads =
         static_cast<unsigned>(std::clamp<std::int64_t>(leaves, cuda::warp_size, cuda::most_row_threads));
+    unsigned long long* slot = fault_slot([weights, needed = replacement ? 1 : samples](std::int64_t fault) {
+        cuda::tell(weights, fault, needed);
+    });
     for (std::int64_t first = 0; first < rows; first += rows_at_once) {
         const cuda::Draw draw{
             {key, random_advance()}, dense.raw_data(), dense.dtype(), n, samples, leaves, first, replacement};
         cuda::launch(&cuda::multinomial_kernel, cuda::blocks_for(std::min(rows_at_once, rows - first), 1),
                      threads, 0, stream(), draw, cuda::elements_of<double>(sums),
-                     cuda::elements_of<std::int64_t>(y), fault_position());
+                     cuda::elements_of<std::int64_t>(y), slot);
     }
-    if (const std::optional<std::int64_t> fault = take_fault())
-        cuda::refuse(weights, *fault, replacement ? 1 : samples);
 }
 
 }  // namespace potluck

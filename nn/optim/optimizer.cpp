@@ -12,30 +12,33 @@
 #include "core/format.h"
 #include "core/op_scope.h"
 #include "nn/names.h"
+#include "nn/optim/options.h"
+#include "nn/optim/same_elements.h"
 
 namespace potluck::optim {
 namespace {
 
-constexpr const char* learning_rate_name = "learning_rate";
-constexpr const char* steps_name = "steps";
-constexpr const char* master_name = "master";
-
-void check_learning_rate(const char* op, double learning_rate) {
-    if (!(learning_rate >= 0.0) || std::isinf(learning_rate)) {
-        throw Error(
-            op, fmt::format("the learning rate is {}. It must be finite and not negative.", learning_rate));
-    }
-}
-
-void check_share(const char* op, const char* name, double value) {
-    if (!(value >= 0.0 && value < 1.0)) {
-        throw Error(op, fmt::format("{} is {}. It must lie in [0, 1).", name, value));
-    }
-}
-
 /// Moments and master copies: f64 for f64, else f32.
 DType state_dtype(const Tensor& parameter) {
     return parameter.dtype() == DType::f64 ? DType::f64 : DType::f32;
+}
+
+bool is_expanded(const Tensor& x) {
+    for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
+        if (x.strides()[axis] == 0 && x.shape()[axis] > 1) return true;
+    return false;
+}
+
+/// The sum of the gradients of tensors that are the same elements.
+Tensor gradient_of(const Tensor& parameter, const std::vector<Tensor>& aliases) {
+    Tensor gradient = parameter.grad();
+    if (gradient.defined()) gradient = gradient.detach();
+    for (const Tensor& alias : aliases) {
+        if (!alias.grad().defined()) continue;
+        const Tensor more = alias.grad().detach().reshape(parameter.shape());
+        gradient = gradient.defined() ? gradient + more : more;
+    }
+    return gradient;
 }
 
 }  // namespace
@@ -60,127 +63,278 @@ bool matches(std::string_view pattern, std::string_view name) {
     return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
-Optimizer::Optimizer(const char* op, const std::vector<nn::NamedTensor>& parameters, double learning_rate,
-                     double weight_decay, const std::vector<ParameterGroup>& groups,
-                     std::vector<std::string> moment_names, bool stochastic_rounding)
-    : op_(op),
-      moment_names_(std::move(moment_names)),
-      learning_rate_(learning_rate),
-      stochastic_rounding_(stochastic_rounding) {
-    check_learning_rate(op, learning_rate);
-    if (!(weight_decay >= 0.0) || std::isinf(weight_decay))
-        throw Error(op, fmt::format("weight_decay is {}. It must be finite and not negative.", weight_decay));
-    if (parameters.empty()) throw Error(op, "there is no parameter to optimize.");
-    std::vector<bool> used(groups.size(), false);
-    std::set<std::string> names;
-    for (const auto& [name, parameter] : parameters) {
-        if (!is_floating(parameter.dtype())) {
-            throw Error(op, fmt::format("parameter {} is {}. Only floating dtypes can be trained.", name,
-                                        parameter.dtype()));
-        }
-        if (!names.insert(name).second) throw Error(op, fmt::format("two parameters are called {}.", name));
-        Slot slot{.name = name, .parameter = parameter, .master = {}, .moments = {}};
-        slot.weight_decay = parameter.ndim() >= 2 ? weight_decay : 0.0;
+ParameterSlice::ParameterSlice(const nn::NamedTensor& parameter)
+    : name_(parameter.name), elements_(parameter.tensor), whole_(parameter.tensor.shape()), begin_(0) {}
+
+ParameterSlice::ParameterSlice(std::string name, Tensor elements, Shape whole, std::int64_t begin)
+    : name_(std::move(name)), elements_(std::move(elements)), whole_(std::move(whole)), begin_(begin) {
+    const std::int64_t count = element_count(whole_);
+    if (begin_ < 0 || elements_.count() > count || begin_ > count - elements_.count())
+        throw Error("optimizer",
+                    fmt::format("{} elements from {} on reach outside of parameter {}, which is {}.",
+                                elements_.count(), begin_, name_, pretty(whole_)));
+}
+
+Optimizer::Optimizer(Kind kind, const std::vector<ParameterSlice>& parameters, const Options& options)
+    : kind_(std::move(kind)),
+      learning_rate_(options.learning_rate),
+      stochastic_rounding_(options.stochastic_rounding) {
+    check_learning_rate(kind_.op, learning_rate_);
+    if (!(options.weight_decay >= 0.0) || std::isinf(options.weight_decay))
+        throw Error(kind_.op, fmt::format("weight_decay is {}. It must be finite and not negative.",
+                                          options.weight_decay));
+    if (parameters.empty()) throw Error(kind_.op, "there is no parameter to optimize.");
+    for (const ParameterSlice& parameter : parameters) add_slot(parameter);
+    choose_groups(options);
+}
+
+Optimizer::Optimizer(Kind kind, const nn::Module& module, const Options& options)
+    : Optimizer(std::move(kind), slices_of(module.named_parameters()), options) {
+    module_ = &module;
+    module_presence_ = module.presence();
+}
+
+void Optimizer::add_slot(const ParameterSlice& parameter) {
+    const std::string& name = parameter.name();
+    const Tensor& elements = parameter.elements();
+    if (!is_floating(elements.dtype()))
+        throw Error(kind_.op, fmt::format("parameter {} is {}. Only floating dtypes can be trained.", name,
+                                          elements.dtype()));
+    if (is_expanded(elements))
+        throw Error(
+            kind_.op,
+            fmt::format("parameter {} repeats its elements along an axis (it is the result of expand()). "
+                        "Give the tensor that was expanded.",
+                        name));
+    for (Slot& slot : slots_) {
+        if (slot.name == name) throw Error(kind_.op, fmt::format("two parameters are called {}.", name));
+        const Sharing sharing = sharing_of(slot.parameter, elements);
+        if (sharing == Sharing::none) continue;
+        if (sharing == Sharing::some)
+            throw Error(kind_.op, fmt::format("parameters {} and {} share some of their elements. Give each "
+                                              "element once, or the same elements under both names.",
+                                              slot.name, name));
+        if (!slot.parameter.is_same(elements)) slot.aliases.push_back(elements);
+        slot.other_names.push_back(name);
+        return;
+    }
+    slots_.push_back(
+        {.name = name, .parameter = elements, .whole = parameter.whole(), .begin = parameter.begin()});
+}
+
+void Optimizer::choose_groups(const Options& options) {
+    const std::vector<ParameterGroup>& groups = options.groups;
+    std::vector<bool> matched(groups.size(), false);
+    std::vector<std::string> names;
+    for (Slot& slot : slots_) {
+        names.push_back(slot.name);
+        slot.weight_decay = slot.whole.size() >= 2 ? options.weight_decay : 0.0;
+        bool chosen = false;
         for (std::size_t i = 0; i < groups.size(); ++i) {
-            if (!matches(groups[i].pattern, name)) continue;
-            used[i] = true;
+            const auto fits = [&](const std::string& name) { return matches(groups[i].pattern, name); };
+            if (!fits(slot.name) && std::none_of(slot.other_names.begin(), slot.other_names.end(), fits))
+                continue;
+            matched[i] = true;
+            if (std::exchange(chosen, true)) continue;
             slot.learning_rate_factor = groups[i].learning_rate_factor;
             slot.weight_decay = groups[i].weight_decay.value_or(slot.weight_decay);
-            break;
         }
-        slots_.push_back(std::move(slot));
     }
     for (std::size_t i = 0; i < groups.size(); ++i) {
         const ParameterGroup& group = groups[i];
-        if (!(group.learning_rate_factor >= 0.0) || !(group.weight_decay.value_or(0.0) >= 0.0)) {
-            throw Error(op, fmt::format("group \"{}\" has a negative learning_rate_factor or weight_decay.",
-                                        group.pattern));
-        }
-        const bool matched = used[i] || std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-                                 return matches(group.pattern, slot.name);
-                             });
-        if (!matched) {
-            throw Error(op, fmt::format("group \"{}\" matches no parameter. The first ones are {}.",
-                                        group.pattern, nn::list_of({names.begin(), names.end()})));
-        }
+        const double decay = group.weight_decay.value_or(0.0);
+        if (!(group.learning_rate_factor >= 0.0 && std::isfinite(group.learning_rate_factor) &&
+              decay >= 0.0 && std::isfinite(decay)))
+            throw Error(kind_.op,
+                        fmt::format("group \"{}\" has the learning_rate_factor {} and the weight_decay "
+                                    "{}. Both must be finite and not negative.",
+                                    group.pattern, group.learning_rate_factor, decay));
+        if (!matched[i])
+            throw Error(kind_.op, fmt::format("group \"{}\" matches no parameter. The first ones are {}.",
+                                              group.pattern, nn::list_of(names)));
     }
 }
 
 void Optimizer::set_learning_rate(double learning_rate) {
-    check_learning_rate(op_, learning_rate);
+    check_learning_rate(kind_.op, learning_rate);
     learning_rate_ = learning_rate;
 }
 
-void Optimizer::step() {
-    const OpScope scope(op_);
+std::vector<ParameterSlice> Optimizer::slices() const {
+    std::vector<ParameterSlice> slices;
+    for (const Slot& slot : slots_) slices.emplace_back(slot.name, slot.parameter, slot.whole, slot.begin);
+    return slices;
+}
+
+std::vector<Tensor> Optimizer::gradients() const {
     const NoGrad guard;
-    const bool any_gradient = std::any_of(slots_.begin(), slots_.end(),
-                                          [](const Slot& slot) { return slot.parameter.grad().defined(); });
-    if (!any_gradient) {
-        throw Error(
-            op_,
-            "no parameter has a gradient. Call backward() first; and make the optimizer after module.to(), "
-            "which replaces the parameters.");
+    std::vector<Tensor> gradients;
+    for (const Slot& slot : slots_)
+        if (Tensor gradient = gradient_of(slot.parameter, slot.aliases); gradient.defined())
+            gradients.push_back(std::move(gradient));
+    return gradients;
+}
+
+/// A layer that was replaced after the optimizer was made would never be trained.
+void Optimizer::check_module() const {
+    if (module_presence_.expired()) return;
+    const std::vector<nn::NamedTensor> now = module_->named_parameters();
+    std::vector<std::string> gone, unknown;
+    // Both lists have the same order unless something was replaced.
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+        const auto is_this = [&](const nn::NamedTensor& one) {
+            return one.tensor.is_same(slots_[i].parameter);
+        };
+        if (i < now.size() && is_this(now[i])) continue;
+        if (std::none_of(now.begin(), now.end(), is_this)) gone.push_back(slots_[i].name);
     }
+    for (std::size_t i = 0; i < now.size(); ++i) {
+        const auto is_this = [&](const Slot& slot) {
+            return slot.parameter.is_same(now[i].tensor) ||
+                   std::any_of(slot.aliases.begin(), slot.aliases.end(),
+                               [&](const Tensor& alias) { return alias.is_same(now[i].tensor); });
+        };
+        if ((i < slots_.size() && is_this(slots_[i])) || !now[i].tensor.requires_grad()) continue;
+        if (std::none_of(slots_.begin(), slots_.end(), is_this)) unknown.push_back(now[i].name);
+    }
+    if (gone.empty() && unknown.empty()) return;
+    throw Error(kind_.op,
+                fmt::format("the module's parameters were replaced after this optimizer was made.{} Make the "
+                            "optimizer again, after the module has its final layers.",
+                            nn::faults_of({{"The module no longer has", gone},
+                                           {"The optimizer does not know", unknown}})));
+}
+
+void Optimizer::step() {
+    const OpScope scope(kind_.op);
+    const NoGrad guard;
+    run(nullptr, nullptr);
+    finish_step(true);
+}
+
+void Optimizer::step(const UpdateControl& control) {
+    const OpScope scope(kind_.op);
+    const NoGrad guard;
+    if (control.steps() != steps_)
+        throw Error(kind_.op,
+                    fmt::format("the control of the update counts {} updates and the optimizer {}. Make "
+                                "it with UpdateControl(device, optimizer.steps()), and call finish_step() "
+                                "after read().",
+                                control.steps(), steps_));
+    for (const Slot& slot : slots_)
+        if (slot.parameter.device() != control.device())
+            throw Error(kind_.op, fmt::format("parameter {} lies on {} and the control of the update on {}.",
+                                              slot.name, slot.parameter.device(), control.device()));
+    if (kind_.takes_control) {
+        run(&control, nullptr);
+        return;
+    }
+    UpdateControl copy = control;
+    const UpdateNumbers numbers = copy.read();
+    run(nullptr, &numbers);
+}
+
+void Optimizer::finish_step(bool applied) {
+    if (!applied) return;
+    for (const std::size_t i : started_) ++slots_[i].steps;
+    ++steps_;
+}
+
+/// By the numbers of a control on the device, by such numbers on the host, or by the optimizer's own.
+void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) {
+    check_module();
+    started_.clear();
+    bool any_element = false;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+        any_element = any_element || slots_[i].parameter.count() > 0;
+        if (gradient_of(slots_[i].parameter, slots_[i].aliases).defined()) started_.push_back(i);
+    }
+    if (any_element && started_.empty())
+        throw Error(kind_.op, "no parameter has a gradient. Call backward() first.");
+    if (numbers != nullptr && numbers->skip != 0.0) return;
     try {
-        for (const Batch& batch : batches()) apply(batch);
+        for (const Batch& batch : batches(control, numbers)) apply(batch);
     } catch (...) {
-        // Moments and masters of a first update that did not happen: a device that records work instead of doing it has
-        // not written them.
+        // Moments and masters of a first update that did not happen.
         for (Slot& slot : slots_) {
             if (slot.steps > 0) continue;
             slot.moments.clear();
             slot.master = {};
         }
+        started_.clear();
         throw;
     }
-    ++steps_;
 }
 
 void Optimizer::apply(const Batch& batch) {
     update(batch);
     for (const Update& one : batch.updates) {
         Slot& slot = *one.slot;
-        ++slot.steps;
         one.weights.storage()->bump_version();
-        if (one.rounded_or_none.defined())
-            one.rounded_or_none.storage()->bump_version();
-        else if (slot.master.defined())
-            slot.parameter.copy_(slot.master);
+        if (slot.master.defined()) {
+            if (!one.rounded_or_none.defined() || !kind_.writes_rounded)
+                backend(batch.device).copy(slot.master, slot.parameter);
+            slot.parameter.storage()->bump_version();
+        }
         slot.version = slot.parameter.storage()->version();
     }
 }
 
 /// What there is to update, with all memory that it takes: when there is too little, nothing has been updated.
-std::vector<Optimizer::Batch> Optimizer::batches() {
+std::vector<Optimizer::Batch> Optimizer::batches(const UpdateControl* control, const UpdateNumbers* numbers) {
     std::vector<Batch> batches;
-    for (Slot& slot : slots_) {
-        const Tensor gradient = slot.parameter.grad();
-        if (!gradient.defined()) continue;
+    const std::vector<RandomKey> keys = rounding_keys();
+    for (const std::size_t i : started_) {
+        Slot& slot = slots_[i];
         prepare(slot);
         const Tensor parameter = slot.parameter.detach();
+        Tensor gradient = gradient_of(slot.parameter, slot.aliases);
+        if (gradient.device() != parameter.device())
+            throw Error(kind_.op,
+                        fmt::format("parameter {} lies on {} and its gradient on {}. Drop the gradient by "
+                                    "zero_grad().",
+                                    slot.name, parameter.device(), gradient.device()));
+        if (numbers != nullptr) gradient = gradient.to(state_dtype(gradient)) * numbers->gradient_scale;
         Update update{.slot = &slot,
                       .weights = slot.master.defined() ? slot.master : parameter,
-                      .gradient = gradient.detach().contiguous(),
+                      .gradient = gradient.contiguous(),
                       .rounded_or_none = {},
-                      .rounding_key = {}};
-        if (slot.master.defined() && parameter.is_contiguous())
-            update.rounded_or_none = parameter;
-        else if (update.weights.dtype() == DType::bf16)
-            update.rounding_key = default_generator(parameter.device()).take(parameter.count());
-        const double learning_rate = learning_rate_ * slot.learning_rate_factor;
+                      .rounding_key = keys[i]};
+        if (slot.master.defined() && parameter.is_contiguous()) update.rounded_or_none = parameter;
+        const double rate = control != nullptr   ? 1.0
+                            : numbers != nullptr ? numbers->learning_rate
+                                                 : learning_rate_;
+        const double learning_rate = rate * slot.learning_rate_factor;
+        // The control has counted this update already.
+        const std::int64_t step = control != nullptr ? slot.steps - steps_ : slot.steps + 1;
         const auto fits = [&](const Batch& batch) {
             return batch.device == parameter.device() && batch.learning_rate == learning_rate &&
-                   batch.weight_decay == slot.weight_decay && batch.step == slot.steps + 1;
+                   batch.weight_decay == slot.weight_decay && batch.step == step;
         };
         auto batch = std::find_if(batches.begin(), batches.end(), fits);
         if (batch == batches.end()) {
-            batches.push_back({parameter.device(), learning_rate, slot.weight_decay, slot.steps + 1, {}});
+            batches.push_back({.device = parameter.device(),
+                               .learning_rate = learning_rate,
+                               .weight_decay = slot.weight_decay,
+                               .step = step,
+                               .control_or_none = control != nullptr ? control->values() : Tensor(),
+                               .updates = {}});
             batch = batches.end() - 1;
         }
         batch->updates.push_back(std::move(update));
     }
     return batches;
+}
+
+/// Where each parameter's random numbers for rounding begin: behind those of the parameters before it, whichever of them
+/// have gradients or elements here, so that they do not depend on how parameters were cut.
+std::vector<RandomKey> Optimizer::rounding_keys() const {
+    std::vector<RandomKey> keys(slots_.size());
+    if (!stochastic_rounding_) return keys;
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+        if (slots_[i].parameter.dtype() == DType::bf16)
+            keys[i] = default_generator(slots_[i].parameter.device()).take(element_count(slots_[i].whole));
+    return keys;
 }
 
 bool Optimizer::needs_master(const Tensor& parameter) const {
@@ -189,20 +343,49 @@ bool Optimizer::needs_master(const Tensor& parameter) const {
     return state_dtype(parameter) != parameter.dtype();
 }
 
-void Optimizer::prepare(Slot& slot) const {
+/// Whether moments and master are those that the parameter needs, where and as it is now.
+bool Optimizer::is_fit(const Slot& slot) const {
+    const auto fits = [&](const Tensor& x) {
+        return x.defined() && x.device() == slot.parameter.device() &&
+               x.dtype() == state_dtype(slot.parameter);
+    };
+    return slot.moments.size() == kind_.moment_names.size() &&
+           std::all_of(slot.moments.begin(), slot.moments.end(), fits) &&
+           (needs_master(slot.parameter) ? fits(slot.master) : !slot.master.defined());
+}
+
+/// The slot with moments and master that fit: fresh ones, or the old ones moved and converted as the parameter was.
+Optimizer::Slot Optimizer::fitted(const Slot& slot) const {
+    Slot fit = slot;
     const TensorOptions options{state_dtype(slot.parameter), slot.parameter.device()};
-    if (slot.moments.empty()) {
-        for (std::size_t i = 0; i < moment_names_.size(); ++i) {
-            slot.moments.push_back(zeros(slot.parameter.shape(), options));
-        }
+    const auto converted = [&](const Tensor& x) { return x.to(options.device).to(options.dtype); };
+    if (slot.moments.empty())
+        for (std::size_t i = 0; i < kind_.moment_names.size(); ++i)
+            fit.moments.push_back(zeros(slot.parameter.shape(), options));
+    for (Tensor& moment : fit.moments) moment = converted(moment);
+    if (!needs_master(slot.parameter)) {
+        fit.master = {};
+    } else if (slot.master.defined()) {
+        fit.master = converted(slot.master);
+    } else {
+        fit.master = empty(slot.parameter.shape(), options);
+        fit.master.copy_(slot.parameter.detach());
+        fit.version = slot.parameter.storage()->version();
     }
-    if (!needs_master(slot.parameter)) return;
-    if (!slot.master.defined()) {
-        slot.master = empty(slot.parameter.shape(), options);
-        slot.master.copy_(slot.parameter.detach());
-    } else if (slot.version != slot.parameter.storage()->version()) {
-        refresh_master(slot);
-    }
+    return fit;
+}
+
+void Optimizer::prepare(Slot& slot) const {
+    const bool fit = is_fit(slot);
+    const bool fresh = !slot.master.defined() || slot.version == slot.parameter.storage()->version();
+    if (fit && fresh) return;
+    if (backend(slot.parameter.device()).is_recording())
+        throw Error(kind_.op,
+                    fmt::format("the state of parameter {} is not ready, and would be made again by each "
+                                "replay. Run one update before recording one.",
+                                slot.name));
+    if (!fit) slot = fitted(slot);
+    if (slot.master.defined() && slot.version != slot.parameter.storage()->version()) refresh_master(slot);
 }
 
 /// Somebody else wrote to the parameter (loaded weights, for instance): what differs from the rounded master is new.
@@ -210,160 +393,14 @@ void Optimizer::refresh_master(Slot& slot) const {
     const Tensor parameter = slot.parameter.detach();
     const Tensor unchanged = slot.master.to(parameter.dtype()) == parameter;
     slot.master.copy_(where(unchanged, slot.master, parameter.to(slot.master.dtype())));
+    slot.version = slot.parameter.storage()->version();
 }
 
 void Optimizer::zero_grad() {
-    for (Slot& slot : slots_) slot.parameter.set_grad({});
-}
-
-/// What belongs to a parameter after `steps` updates.
-std::vector<std::string> Optimizer::parts_of(const Slot& slot, std::int64_t steps) const {
-    std::vector<std::string> parts;
-    if (steps > 0) {
-        parts = moment_names_;
-        if (needs_master(slot.parameter)) parts.emplace_back(master_name);
+    for (Slot& slot : slots_) {
+        slot.parameter.set_grad({});
+        for (Tensor& alias : slot.aliases) alias.set_grad({});
     }
-    return parts;
-}
-
-nn::StateDict Optimizer::state_dict() const {
-    nn::StateDict state;
-    state[learning_rate_name] = tensor(learning_rate_, {DType::f64});
-    state[steps_name] = tensor(std::vector<std::int64_t>{steps_}, {});
-    for (const Slot& slot : slots_) {
-        state[fmt::format("{}/{}", steps_name, slot.name)] =
-            tensor(std::vector<std::int64_t>{slot.steps}, {});
-        if (slot.steps == 0) continue;
-        for (std::size_t i = 0; i < moment_names_.size(); ++i) {
-            state[moment_names_[i] + "/" + slot.name] = slot.moments[i];
-        }
-        if (slot.master.defined()) state[fmt::format("{}/{}", master_name, slot.name)] = slot.master;
-    }
-    return state;
-}
-
-void Optimizer::load_state_dict(const nn::StateDict& state) {
-    std::vector<std::string> missing, unknown, unfit;
-    std::set<std::string> known;
-    const auto find = [&](const std::string& name, const Shape& shape) -> Tensor {
-        known.insert(name);
-        const auto found = state.find(name);
-        if (found == state.end()) {
-            missing.push_back(name);
-            return {};
-        }
-        if (found->second.shape() != shape) {
-            unfit.push_back(fmt::format("{} has shape {} here and {} in the state", name, pretty(shape),
-                                        pretty(found->second.shape())));
-            return {};
-        }
-        return found->second;
-    };
-    const Tensor learning_rate = find(learning_rate_name, {});
-    const Tensor all_steps = find(steps_name, {});
-
-    struct Loaded {
-        std::int64_t steps = 0;
-        std::vector<Tensor> parts;
-    };
-    std::vector<Loaded> loaded;
-    for (const Slot& slot : slots_) {
-        Loaded& one = loaded.emplace_back();
-        const std::string name = fmt::format("{}/{}", steps_name, slot.name);
-        const Tensor steps = find(name, {});
-        if (!steps.defined()) continue;
-        one.steps = steps.item<std::int64_t>();
-        if (one.steps < 0) unfit.push_back(fmt::format("{} is {}", name, one.steps));
-        for (const std::string& part : parts_of(slot, one.steps)) {
-            one.parts.push_back(find(part + "/" + slot.name, slot.parameter.shape()));
-        }
-    }
-    for (const auto& [name, value] : state) {
-        if (!known.contains(name)) unknown.push_back(name);
-    }
-    const std::string faults = nn::faults_of({{"Missing", missing}, {"Unknown", unknown}, {"Unfit", unfit}});
-    if (!faults.empty()) {
-        throw Error(op_, fmt::format("the state does not fit this optimizer.{} Nothing was loaded.", faults));
-    }
-    set_learning_rate(learning_rate.item<double>());
-    steps_ = all_steps.item<std::int64_t>();
-    const NoGrad guard;
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-        Slot& slot = slots_[i];
-        slot.steps = loaded[i].steps;
-        slot.moments.clear();
-        slot.master = {};
-        for (const Tensor& part : loaded[i].parts) {
-            // A copy of its own: the state may be another optimizer's, or a mapped file.
-            Tensor copy = empty(part.shape(), {state_dtype(slot.parameter), slot.parameter.device()});
-            copy.copy_(part.to(slot.parameter.device()));
-            if (slot.moments.size() < moment_names_.size()) {
-                slot.moments.push_back(copy);
-            } else {
-                slot.master = copy;
-            }
-        }
-        // Not a version that the parameter ever had: weights loaded before or after this are compared with the master.
-        slot.version = ~std::uint64_t{0};
-    }
-}
-
-SGD::SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options)
-    : Optimizer("sgd", parameters, options.learning_rate, options.weight_decay, options.groups,
-                options.momentum == 0.0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"},
-                options.stochastic_rounding),
-      options_(options) {
-    check_share("sgd", "momentum", options.momentum);
-    if (!(options.dampening >= 0.0 && options.dampening <= 1.0)) {
-        throw Error("sgd", fmt::format("dampening is {}. It must lie in [0, 1].", options.dampening));
-    }
-    if (options.nesterov && (options.momentum == 0.0 || options.dampening != 0.0)) {
-        throw Error("sgd", "nesterov needs momentum above 0 and no dampening.");
-    }
-}
-
-void SGD::update(const Batch& batch) {
-    const SgdSpec step{.learning_rate = batch.learning_rate,
-                       .momentum = options_.momentum,
-                       .dampening = options_.dampening,
-                       .weight_decay = batch.weight_decay,
-                       .nesterov = options_.nesterov,
-                       .first = batch.step == 1,
-                       .stochastic_rounding = options_.stochastic_rounding};
-    std::vector<SgdTensors> tensors;
-    for (const Update& one : batch.updates) {
-        const std::vector<Tensor>& moments = one.slot->moments;
-        tensors.push_back({one.weights, one.gradient, moments.empty() ? Tensor() : moments[0],
-                           one.rounded_or_none, one.rounding_key});
-    }
-    backend(batch.device).sgd(step, tensors);
-}
-
-AdamW::AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options)
-    : Optimizer("adamw", parameters, options.learning_rate, options.weight_decay, options.groups,
-                {"first_moment", "second_moment"}, options.stochastic_rounding),
-      options_(options) {
-    check_share("adamw", "beta1", options.beta1);
-    check_share("adamw", "beta2", options.beta2);
-    if (!(options.epsilon >= 0.0)) {
-        throw Error("adamw", fmt::format("epsilon is {}. It must not be negative.", options.epsilon));
-    }
-}
-
-void AdamW::update(const Batch& batch) {
-    const AdamWSpec step{.learning_rate = batch.learning_rate,
-                         .beta1 = options_.beta1,
-                         .beta2 = options_.beta2,
-                         .epsilon = options_.epsilon,
-                         .weight_decay = batch.weight_decay,
-                         .step = batch.step,
-                         .decoupled = options_.decoupled,
-                         .stochastic_rounding = options_.stochastic_rounding};
-    std::vector<AdamWTensors> tensors;
-    for (const Update& one : batch.updates)
-        tensors.push_back({one.weights, one.gradient, one.slot->moments[0], one.slot->moments[1],
-                           one.rounded_or_none, one.rounding_key});
-    backend(batch.device).adamw(step, tensors);
 }
 
 }  // namespace potluck::optim

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/random.h"
 #include "core/tensor.h"
+#include "core/update_control.h"
 #include "nn/module.h"
 
 namespace potluck::optim {
@@ -18,49 +21,94 @@ struct ParameterGroup {
     std::optional<double> weight_decay = {};  // in place of the optimizer's, for parameters of any rank
 };
 
+/// The part of a parameter that this process updates: all of its elements, some, or none. What is decided by the whole
+/// (weight decay, random rounding, names) does not depend on how it was cut.
+class ParameterSlice {
+public:
+    /// All of a parameter.
+    explicit ParameterSlice(const nn::NamedTensor& parameter);
+    /// Elements begin, begin + 1, ... (row-major) of a parameter of shape `whole`: as many as `elements` has. Throws Error
+    /// when they reach outside.
+    ParameterSlice(std::string name, Tensor elements, Shape whole, std::int64_t begin);
+
+    const std::string& name() const { return name_; }
+    const Tensor& elements() const { return elements_; }
+    const Shape& whole() const { return whole_; }
+    std::int64_t begin() const { return begin_; }
+
+private:
+    std::string name_;
+    Tensor elements_;
+    Shape whole_;
+    std::int64_t begin_;
+};
+
 /// The base of optimizers: changes parameters by their gradients.
 ///
 /// Weight decay is applied to parameters with two axes or more; biases and the weights of norms are left alone, unless a
 /// group says otherwise. A parameter that matches several groups belongs to the first of them.
 ///
+/// The same elements given twice (two names of one tensor, a view of it) are one parameter, with the first of the names
+/// and the sum of their gradients. Views that share only some elements are an Error.
+///
 /// Parameters of f16 and bf16 (and those whose elements are not contiguous) keep a master copy in f32, which is what is
 /// updated: steps too small for the half type still add up. With `stochastic_rounding` contiguous bf16 parameters have no
 /// master (4 bytes a parameter less): they are rounded up or down at random, so that small steps add up in the mean. The
 /// random numbers are those of the device's default generator, whose state belongs to a checkpoint. State belongs to
-/// names, never to positions.
+/// names, never to positions, and follows the parameters when their module is moved or converted by to().
+///
+/// An optimizer that was made from a module looks, at every step, whether these are still the module's parameters, and
+/// throws Error with the names of those that are not: a layer that was replaced since would never be trained. (Not once the
+/// module itself was moved from or has ended; and not when it was made from a list, which may be a part on purpose.)
 class Optimizer {
 public:
     virtual ~Optimizer() = default;
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
-    /// One update of every parameter that has a gradient. Throws Error when none has: then backward() did not run, or
-    /// the module was moved by to() after this optimizer was made.
+    /// One update of every parameter that has a gradient. Throws Error when there are elements and none has a gradient.
     void step();
+    /// Starts an update by the numbers of `control` (its learning rate, scale of the gradients, and whether to skip),
+    /// without waiting for them. When they have been read, finish_step() says how it ended.
+    ///
+    /// Such an update may be recorded (core/capture.h), once the state that it works on exists: run one before.
+    /// Throws Error when control and optimizer do not count the same number of updates.
+    void step(const UpdateControl& control);
+    /// Counts the last update that step(control) started, or that the replay of a recording of it made, when it was
+    /// applied (UpdateNumbers::skip was 0).
+    void finish_step(bool applied);
     /// Drops the gradients.
     void zero_grad();
+    /// The gradients that there are, that of each parameter once: what the norm of the gradient is the norm of.
+    std::vector<Tensor> gradients() const;
 
     double learning_rate() const { return learning_rate_; }
     /// Throws Error when it is negative or not finite.
     void set_learning_rate(double learning_rate);
     /// Updates so far.
     std::int64_t steps() const { return steps_; }
+    /// What is updated here: each parameter once.
+    std::vector<ParameterSlice> slices() const;
 
     /// Everything that the next update depends on besides parameters, gradients and options: per parameter its number of
-    /// updates, moments and master copy, called "first_moment/name" and so on; and the learning rate. The tensors
-    /// themselves, not copies.
+    /// updates, moments and master copy, called "first_moment/name" and so on, each of the shape of the elements that are
+    /// here; and the learning rate. The tensors themselves, not copies.
     nn::StateDict state_dict() const;
-    /// Goes on from a state. One Error lists all names that are missing or unknown and all shapes that differ, and then
-    /// nothing was changed.
+    /// Goes on from a state. One Error lists all names that are missing or unknown, all shapes that differ and all numbers
+    /// that no optimizer has (negative counts, moments that are not finite), and then nothing was changed.
     void load_state_dict(const nn::StateDict& state);
 
 protected:
     /// A parameter with what the optimizer knows about it.
     struct Slot {
         std::string name;
+        std::vector<std::string> other_names = {};
         Tensor parameter;
-        Tensor master;                // undefined when the parameter itself is updated
-        std::vector<Tensor> moments;  // in the order of moment_names(); made at the first update
+        std::vector<Tensor> aliases = {};  // other tensors of the same elements
+        Shape whole;
+        std::int64_t begin = 0;            // which element of the whole is the first here
+        Tensor master = {};                // undefined when the parameter itself is updated
+        std::vector<Tensor> moments = {};  // in the order of moment_names; made at the first update
         double learning_rate_factor = 1.0;
         double weight_decay = 0.0;
         std::int64_t steps = 0;     // updates so far
@@ -73,87 +121,77 @@ protected:
         Tensor weights;          // the parameter or its master copy
         Tensor gradient;         // of any floating dtype
         Tensor rounded_or_none;  // the half-type parameter that gets the rounded master
-        RandomKey rounding_key;  // when a bf16 parameter itself is updated
+        RandomKey
+            rounding_key;  // when a bf16 parameter itself is updated: element slot->begin + i of the stretch
+                           // decides element i
     };
     /// Updates that differ in nothing but their tensors: one call of the device's kernel.
     struct Batch {
         Device device;
-        double learning_rate, weight_decay;
-        std::int64_t step;  // 1 for the first update of these parameters
+        double learning_rate,
+            weight_decay;  // with a control, the rate is a factor of the one that stands there
+        std::int64_t
+            step;  // 1 for the first update of these parameters; with a control, to be added to its steps
+        Tensor control_or_none;
         std::vector<Update> updates;
     };
 
-    Optimizer(const char* op, const std::vector<nn::NamedTensor>& parameters, double learning_rate,
-              double weight_decay, const std::vector<ParameterGroup>& groups,
-              std::vector<std::string> moment_names, bool stochastic_rounding);
+    /// What a kind of optimizer says of itself.
+    struct Kind {
+        const char* op;                              // its name in errors: a string literal
+        std::vector<std::string> moment_names = {};  // a tensor of zeros each at the first update
+        bool writes_rounded = false;  // update() writes rounded_or_none; else the base class does afterwards
+        bool takes_control =
+            false;  // update() hands control_or_none on to the kernels; else step(control) waits for
+                    // the numbers and gives update() a scaled gradient and a rate
+    };
+    /// The options that all kinds have.
+    struct Options {
+        double learning_rate, weight_decay;
+        std::vector<ParameterGroup> groups = {};
+        bool stochastic_rounding = false;
+    };
+    /// Those among the options of one kind.
+    template <class KindOptions>
+    static Options common_options(const KindOptions& options) {
+        return {options.learning_rate, options.weight_decay, options.groups, options.stochastic_rounding};
+    }
+    static std::vector<ParameterSlice> slices_of(const std::vector<nn::NamedTensor>& parameters) {
+        return {parameters.begin(), parameters.end()};
+    }
 
-    /// Updates all weights of a batch, and their rounded copies, in place.
+    /// Throws Error for options out of range, for a group that matches no parameter, and for parameters that cannot be
+    /// updated: not floating, expanded, or partly the same as another.
+    Optimizer(Kind kind, const std::vector<ParameterSlice>& parameters, const Options& options);
+    /// All parameters of a module, which is remembered.
+    Optimizer(Kind kind, const nn::Module& module, const Options& options);
+
+    /// Updates all weights of a batch, and their rounded copies when Kind says so, in place.
     virtual void update(const Batch& batch) = 0;
 
 private:
+    void add_slot(const ParameterSlice& parameter);
+    void choose_groups(const Options& options);
+    void check_module() const;
     bool needs_master(const Tensor& parameter) const;
+    bool is_fit(const Slot& slot) const;
+    Slot fitted(const Slot& slot) const;
     void prepare(Slot& slot) const;
     void refresh_master(Slot& slot) const;
-    std::vector<Batch> batches();
+    std::vector<RandomKey> rounding_keys() const;
+    std::vector<Batch> batches(const UpdateControl* control, const UpdateNumbers* numbers);
+    void run(const UpdateControl* control, const UpdateNumbers* numbers);
     void apply(const Batch& batch);
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;
 
-    const char* op_;
+    Kind kind_;
     std::vector<Slot> slots_;
-    std::vector<std::string> moment_names_;
+    std::vector<std::size_t> started_;  // the slots of the last update
     double learning_rate_;
     bool stochastic_rounding_;
     std::int64_t steps_ = 0;
-};
-
-struct SGDOptions {
-    double learning_rate = 0.01;
-    double momentum = 0.0;  // share of the last step that is kept
-    double dampening = 0.0;
-    double weight_decay = 0.0;
-    bool nesterov = false;
-    std::vector<ParameterGroup> groups = {};
-    bool stochastic_rounding = false;  // bf16 parameters have no master copy: see Optimizer
-};
-
-/// Stochastic gradient descent: velocity = momentum * velocity + (1 - dampening) * gradient (the gradient alone at the
-/// first update), then parameter -= learning_rate * velocity. Weight decay adds weight_decay * parameter to the gradient.
-class SGD final : public Optimizer {
-public:
-    /// Throws Error for options out of range and for a group that matches no parameter.
-    explicit SGD(const nn::Module& module, const SGDOptions& options = {})
-        : SGD(module.named_parameters(), options) {}
-    explicit SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options = {});
-
-private:
-    void update(const Batch& batch) override;
-
-    SGDOptions options_;
-};
-
-struct AdamWOptions {
-    double learning_rate = 1e-3;
-    double beta1 = 0.9, beta2 = 0.999;  // how slowly the moments forget
-    double epsilon = 1e-8;
-    double weight_decay = 0.01;
-    bool decoupled = true;  // false adds weight_decay * parameter to the gradient: Adam with L2
-    std::vector<ParameterGroup> groups = {};
-    bool stochastic_rounding = false;  // bf16 parameters have no master copy: see Optimizer
-};
-
-/// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with bias
-/// correction by each parameter's own number of updates.
-class AdamW final : public Optimizer {
-public:
-    /// Throws Error for options out of range and for a group that matches no parameter.
-    explicit AdamW(const nn::Module& module, const AdamWOptions& options = {})
-        : AdamW(module.named_parameters(), options) {}
-    explicit AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options = {});
-
-private:
-    void update(const Batch& batch) override;
-
-    AdamWOptions options_;
+    const nn::Module* module_ = nullptr;
+    std::weak_ptr<const void> module_presence_;
 };
 
 /// Whether a name fits a pattern in which * stands for any text and ? for one character.

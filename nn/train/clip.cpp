@@ -8,23 +8,38 @@
 #include "autograd/grad_mode.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
-#include "core/backend.h"
 #include "core/format.h"
+#include "core/measure.h"
 #include "core/op_scope.h"
+#include "nn/optim/same_elements.h"
 
 namespace potluck {
 namespace {
 
-/// The gradients that there are, each device's together: one device is asked once.
+/// The parameters that have a gradient, each once: neither a second handle of one counts, nor another tensor of the same
+/// elements that was given the same gradient.
+std::vector<Tensor> distinct(std::span<const Tensor> parameters) {
+    std::vector<Tensor> kept;
+    for (const Tensor& parameter : parameters) {
+        if (!parameter.grad().defined()) continue;
+        const auto is_this = [&](const Tensor& other) {
+            return optim::sharing_of(other, parameter) == optim::Sharing::all &&
+                   optim::sharing_of(other.grad(), parameter.grad()) == optim::Sharing::all;
+        };
+        if (std::none_of(kept.begin(), kept.end(), is_this)) kept.push_back(parameter);
+    }
+    return kept;
+}
+
+/// The gradients of those, each device's together: one device is asked once.
 struct DeviceGradients {
     Device device;
     std::vector<Tensor> gradients;
 };
 std::vector<DeviceGradients> gradients_of(std::span<const Tensor> parameters) {
     std::vector<DeviceGradients> groups;
-    for (const Tensor& parameter : parameters) {
+    for (const Tensor& parameter : distinct(parameters)) {
         const Tensor gradient = parameter.grad();
-        if (!gradient.defined()) continue;
         auto group = std::find_if(groups.begin(), groups.end(),
                                   [&](const auto& one) { return one.device == gradient.device(); });
         if (group == groups.end()) {
@@ -39,39 +54,28 @@ std::vector<DeviceGradients> gradients_of(std::span<const Tensor> parameters) {
 double largest_gradient(std::span<const Tensor> parameters) {
     double largest = 0.0;
     for (const auto& [device, gradients] : gradients_of(parameters)) {
-        const double magnitude = backend(device).largest_magnitude(gradients);
+        const double magnitude = largest_magnitude(gradients);
         if (std::isnan(magnitude)) return magnitude;
         largest = std::max(largest, magnitude);
     }
     return largest;
 }
 
-double sum_of_squares(std::span<const Tensor> parameters) {
-    double sum = 0.0;
-    for (const auto& [device, gradients] : gradients_of(parameters))
-        sum += backend(device).sum_of_squares(gradients);
-    return sum;
-}
-
-/// Of gradients that are first multiplied by `scale`, one at a time because of the memory for it.
-double sum_of_scaled_squares(std::span<const Tensor> parameters, double scale) {
-    double sum = 0.0;
-    for (const auto& [device, gradients] : gradients_of(parameters)) {
-        for (const Tensor& gradient : gradients) {
-            const Tensor scaled = gradient * scale;
-            sum += backend(device).sum_of_squares(std::span(&scaled, 1));
-        }
-    }
-    return sum;
-}
-
 double euclidean_norm(const std::vector<Tensor>& parameters) {
-    const double sum = sum_of_squares(parameters);
-    if (std::isfinite(sum)) return std::sqrt(sum);
-    // Either a gradient is not finite, or squares of f64 gradients overflow: then they are scaled down first.
-    const double largest = largest_gradient(parameters);
-    if (!std::isfinite(largest)) return std::isnan(sum) ? sum : largest;
-    return largest * std::sqrt(sum_of_scaled_squares(parameters, 1.0 / largest));
+    SquareSums sums;
+    for (const auto& [device, gradients] : gradients_of(parameters)) sums = sums + sum_of_squares(gradients);
+    return norm_of(sums, [](double x) { return std::sqrt(x); });
+}
+
+/// x *= factor, rounded once: a factor has numbers that a half type has not.
+void scale(const Tensor& x, double factor) {
+    if (size_of(x.dtype()) >= 4) {
+        x.mul_(factor);
+        return;
+    }
+    const Tensor wide = x.to(DType::f32);
+    wide.mul_(factor);
+    x.copy_(wide);
 }
 
 double clip(const std::vector<Tensor>& parameters, const std::vector<std::string>& names, double max_norm,
@@ -104,9 +108,11 @@ double clip(const std::vector<Tensor>& parameters, const std::vector<std::string
     std::vector<Tensor> scaled;  // two parameters may have been given the same gradient
     for (const Tensor& parameter : parameters) {
         const Tensor gradient = parameter.grad();
-        const auto is_same = [&](const Tensor& other) { return other.is_same(gradient); };
+        const auto is_same = [&](const Tensor& other) {
+            return optim::sharing_of(other, gradient) == optim::Sharing::all;
+        };
         if (!gradient.defined() || std::any_of(scaled.begin(), scaled.end(), is_same)) continue;
-        gradient.mul_(max_norm / norm);
+        scale(gradient, max_norm / norm);
         scaled.push_back(gradient);
     }
     return norm;
@@ -120,10 +126,8 @@ double gradient_norm(const std::vector<Tensor>& parameters, double p) {
     if (std::isinf(p) && p > 0.0) return largest_gradient(parameters);
     if (p != 1.0) throw Error("gradient_norm", fmt::format("p is {}. It must be 1, 2 or infinity.", p));
     double total = 0.0;
-    for (const Tensor& parameter : parameters) {
-        const Tensor gradient = parameter.grad();
-        if (gradient.defined()) total += sum(abs(gradient)).item<double>();
-    }
+    for (const auto& [device, gradients] : gradients_of(parameters))
+        for (const Tensor& gradient : gradients) total += sum(abs(gradient.to(DType::f64))).item<double>();
     return total;
 }
 

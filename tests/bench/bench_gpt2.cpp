@@ -19,7 +19,7 @@
 #include "core/trace.h"
 #include "core/version.h"
 #include "nn/models/gpt2.h"
-#include "nn/optim/optimizer.h"
+#include "nn/optim/adamw.h"
 
 using namespace potluck;
 

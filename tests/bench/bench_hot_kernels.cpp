@@ -15,6 +15,7 @@
 
 #include "core/backend.h"
 #include "core/factories.h"
+#include "core/measure.h"
 
 namespace {
 
@@ -245,7 +246,7 @@ void updates(const Bench& bench) {
         bench.kernels().adamw(step, std::span(&tensors, 1));
     });
     bench.measure("sum_of_squares of as many", bytes, 0,
-                  [&] { bench.kernels().sum_of_squares(std::span(&gradient, 1)); });
+                  [&] { sum_of_squares(std::span(&gradient, 1)); });
 }
 
 }  // namespace

@@ -159,8 +159,9 @@ public:
     void multinomial(RandomKey, const Tensor&, bool, Tensor&) override { refuse("multinomial"); }
     void adamw(const AdamWSpec&, std::span<AdamWTensors>) override { refuse("adamw"); }
     void sgd(const SgdSpec&, std::span<SgdTensors>) override { refuse("sgd"); }
-    double sum_of_squares(std::span<const Tensor>) override { refuse("sum_of_squares"); }
-    double largest_magnitude(std::span<const Tensor>) override { refuse("largest_magnitude"); }
+    void sum_of_squares(std::span<const Tensor>, Tensor&) override { refuse("sum_of_squares"); }
+    void largest_magnitude(std::span<const Tensor>, Tensor&) override { refuse("largest_magnitude"); }
+    void decide_update(Tensor&) override { refuse("decide_update"); }
 };
 
 }  // namespace

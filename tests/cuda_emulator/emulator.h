@@ -52,6 +52,10 @@ void report(FaultKind kind, std::string text);
 void configure(int devices, std::int64_t bytes_of_each);
 int devices();
 
+/// How often the host has waited for a device so far: synchronisations of streams, events and devices, and blocking
+/// copies. To ask whether something is done is no wait.
+std::uint64_t host_waits();
+
 /// One line for each piece of device memory, pinned host memory, stream, event, memory pool and graph that is alive.
 std::vector<std::string> live_allocations();
 

@@ -191,6 +191,7 @@ cudaError_t cudaDeviceSynchronize() {
     const std::lock_guard lock(state().mutex);
     if (const cudaError_t status = device_error(); status != cudaSuccess) return finish(status);
     if (capture_forbids()) return finish(cudaErrorStreamCaptureUnsupported);
+    ++state().host_waits;
     wait_for_device(current_device());
     return cudaSuccess;
 }

@@ -435,6 +435,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
         return finish(cudaErrorStreamCaptureImplicit);
     }
     const cudaError_t status = copy_in_stream(to, from, bytes, kind, nullptr, "cudaMemcpy");
+    ++state().host_waits;
     if (status == cudaSuccess) host_waits(device(current_device()).legacy_stream.clock, current_device());
     return status;
 }

@@ -79,6 +79,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const std::lock_guard lock(state().mutex);
+    ++state().host_waits;
     return wait_for(stream);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -167,6 +168,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t stream_handle
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const std::lock_guard lock(state().mutex);
+    ++state().host_waits;
     return wait_for(find_event(event));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {

@@ -133,4 +133,9 @@ int device_of_stream(cudaStream_t stream) {
 
 std::uint64_t take_stream_number() { return next_stream_number++; }
 
+std::uint64_t host_waits() {
+    const std::lock_guard lock(state().mutex);
+    return state().host_waits;
+}
+
 }  // namespace potluck::emulator

@@ -9,7 +9,7 @@
 #include "core/safetensors.h"
 #include "nn/models/gpt2.h"
 #include "nn/models/llama.h"
-#include "nn/optim/optimizer.h"
+#include "nn/optim/adamw.h"
 #include "tests/nn/support.h"
 
 using namespace potluck;

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// The numbers of one update, in the order in which they lie in the memory of UpdateControl::values().
+struct UpdateNumbers {
+    // what the host writes before an update
+    double learning_rate = 0.0;
+    double targets = 0.0;     // that the loss is the sum over
+    double loss_scale = 1.0;  // what the loss was multiplied by before backward()
+    double max_norm = 0.0;    // of the gradient; 0: no clipping
+    // what the update adds up
+    double loss_sum = 0.0;        // over all targets, not scaled
+    double sum_of_squares = 0.0;  // of the gradients: three numbers, see SquareSums in core/square_sums.h
+    double large_squares = 0.0;
+    double small_squares = 0.0;
+    // what decide() makes of it
+    double steps = 0.0;           // updates applied so far, this one included unless it is skipped
+    double gradient_norm = 0.0;   // of the gradient of the mean loss, before clipping
+    double gradient_scale = 0.0;  // what the optimizer multiplies gradients by
+    double skip = 0.0;            // not 0: the optimizer writes nothing
+};
+inline constexpr std::size_t update_number_count = sizeof(UpdateNumbers) / sizeof(double);
+
+/// The numbers of an update, on the device of the parameters, so that a whole update runs without the host waiting for
+/// any of them: learning rate, clipping and whether there is anything to skip reach the optimizer's kernels there.
+///
+///     UpdateControl control(device, optimizer.steps());
+///     control.write({.learning_rate = 1e-3, .targets = 64, .max_norm = 1.0});
+///     ... backward() of the sum of the losses; control.add_loss(sum);
+///     control.measure(gradients);
+///     control.decide();
+///     optimizer.step(control);
+///     const UpdateNumbers numbers = control.read();  // the one wait
+///     optimizer.finish_step(numbers.skip == 0.0);
+///
+/// All but write() and read() may be recorded (core/capture.h): each replay is then an update with what was written
+/// before it.
+class UpdateControl {
+public:
+    /// `steps`: how many updates the optimizer has made before.
+    explicit UpdateControl(Device device = Device::cpu(), std::int64_t steps = 0);
+
+    struct Inputs {
+        double learning_rate = 0.0;
+        double targets = 1.0;
+        double loss_scale = 1.0;
+        double max_norm = 0.0;
+    };
+    /// Sets what the host decides, and the sum of the losses to 0. Does not wait. Throws Error for targets, loss scale or
+    /// norm that are negative or not finite, and for a loss scale of 0.
+    void write(const Inputs& inputs);
+    /// Adds `scale` times a tensor with one element to the sum of the losses.
+    void add_loss(const Tensor& loss, double scale = 1.0);
+    /// Sums the squares of all gradients (any floating dtypes and strides).
+    void measure(std::span<const Tensor> gradients);
+    /// Makes the norm and the scale of the gradients of it, and skips the update when the loss or the norm is not finite,
+    /// when there are no targets, or when an op met a bad element (an id or label out of range) that has not been told
+    /// yet; else counts one step more.
+    void decide();
+    /// All numbers, in one wait. Throws the Error of a bad element that was met since the last wait.
+    UpdateNumbers read();
+
+    Device device() const { return values_.device(); }
+    /// Updates applied, as of the last read().
+    std::int64_t steps() const { return steps_; }
+    /// The memory of the numbers, (12) f64: another process's sums can be added to them.
+    const Tensor& values() const { return values_; }
+
+private:
+    Tensor values_;
+    std::int64_t steps_;
+};
+
+}  // namespace potluck

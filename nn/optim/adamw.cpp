@@ -1,0 +1,52 @@
+#include "nn/optim/adamw.h"
+
+#include "core/backend.h"
+#include "core/format.h"
+#include "nn/optim/options.h"
+
+namespace potluck::optim {
+namespace {
+
+const AdamWOptions& checked(const AdamWOptions& options) {
+    check_share("adamw", "beta1", options.beta1);
+    check_share("adamw", "beta2", options.beta2);
+    if (!(options.epsilon >= 0.0)) {
+        throw Error("adamw", fmt::format("epsilon is {}. It must not be negative.", options.epsilon));
+    }
+    return options;
+}
+
+}  // namespace
+
+AdamW::AdamW(const nn::Module& module, const AdamWOptions& options)
+    : Optimizer(kind_of(options), module, common_options(options)), options_(checked(options)) {}
+AdamW::AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options)
+    : AdamW(slices_of(parameters), options) {}
+AdamW::AdamW(const std::vector<ParameterSlice>& parameters, const AdamWOptions& options)
+    : Optimizer(kind_of(options), parameters, common_options(options)), options_(checked(options)) {}
+
+Optimizer::Kind AdamW::kind_of(const AdamWOptions&) {
+    return {.op = "adamw",
+            .moment_names = {"first_moment", "second_moment"},
+            .writes_rounded = true,
+            .takes_control = true};
+}
+
+void AdamW::update(const Batch& batch) {
+    const AdamWSpec step{.learning_rate = batch.learning_rate,
+                         .beta1 = options_.beta1,
+                         .beta2 = options_.beta2,
+                         .epsilon = options_.epsilon,
+                         .weight_decay = batch.weight_decay,
+                         .step = batch.step,
+                         .decoupled = options_.decoupled,
+                         .stochastic_rounding = options_.stochastic_rounding,
+                         .control_or_none = batch.control_or_none};
+    std::vector<AdamWTensors> tensors;
+    for (const Update& one : batch.updates)
+        tensors.push_back({one.weights, one.gradient, one.slot->moments[0], one.slot->moments[1],
+                           one.rounded_or_none, one.rounding_key, one.slot->begin});
+    backend(batch.device).adamw(step, tensors);
+}
+
+}  // namespace potluck::optim

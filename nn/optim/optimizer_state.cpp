@@ -1,0 +1,127 @@
+// What an optimizer saves and loads.
+
+#include <cmath>
+#include <set>
+#include <span>
+
+#include "autograd/grad_mode.h"
+#include "core/factories.h"
+#include "core/format.h"
+#include "core/measure.h"
+#include "nn/names.h"
+#include "nn/optim/optimizer.h"
+
+namespace potluck::optim {
+namespace {
+
+constexpr const char* learning_rate_name = "learning_rate";
+constexpr const char* steps_name = "steps";
+constexpr const char* master_name = "master";
+
+}  // namespace
+
+/// What belongs to a parameter after `steps` updates.
+std::vector<std::string> Optimizer::parts_of(const Slot& slot, std::int64_t steps) const {
+    std::vector<std::string> parts;
+    if (steps > 0) {
+        parts = kind_.moment_names;
+        if (needs_master(slot.parameter)) parts.emplace_back(master_name);
+    }
+    return parts;
+}
+
+nn::StateDict Optimizer::state_dict() const {
+    nn::StateDict state;
+    state[learning_rate_name] = tensor(learning_rate_, {DType::f64});
+    state[steps_name] = tensor(std::vector<std::int64_t>{steps_}, {});
+    for (const Slot& slot : slots_) {
+        state[fmt::format("{}/{}", steps_name, slot.name)] =
+            tensor(std::vector<std::int64_t>{slot.steps}, {});
+        if (slot.steps == 0) continue;
+        const Slot fit = is_fit(slot) ? slot : fitted(slot);
+        for (std::size_t i = 0; i < kind_.moment_names.size(); ++i)
+            state[kind_.moment_names[i] + "/" + slot.name] = fit.moments[i];
+        if (fit.master.defined()) state[fmt::format("{}/{}", master_name, slot.name)] = fit.master;
+    }
+    return state;
+}
+
+void Optimizer::load_state_dict(const nn::StateDict& state) {
+    std::vector<std::string> missing, unknown, unfit;
+    std::set<std::string> known;
+    const auto find = [&](const std::string& name, const Shape& shape) -> Tensor {
+        known.insert(name);
+        const auto found = state.find(name);
+        if (found == state.end()) {
+            missing.push_back(name);
+            return {};
+        }
+        if (found->second.shape() != shape) {
+            unfit.push_back(fmt::format("{} has shape {} here and {} in the state", name, pretty(shape),
+                                        pretty(found->second.shape())));
+            return {};
+        }
+        return found->second;
+    };
+    const Tensor learning_rate = find(learning_rate_name, {});
+    const Tensor all_steps = find(steps_name, {});
+    const auto check_steps = [&](const std::string& name, std::int64_t steps) {
+        if (steps < 0) unfit.push_back(fmt::format("{} is {}", name, steps));
+    };
+    if (learning_rate.defined() && !(learning_rate.item() >= 0.0 && std::isfinite(learning_rate.item())))
+        unfit.push_back(fmt::format("{} is {}", learning_rate_name, learning_rate.item()));
+    if (all_steps.defined()) check_steps(steps_name, all_steps.item<std::int64_t>());
+
+    struct Loaded {
+        std::int64_t steps = 0;
+        std::vector<Tensor> parts;
+    };
+    std::vector<Loaded> loaded;
+    for (const Slot& slot : slots_) {
+        Loaded& one = loaded.emplace_back();
+        const std::string name = fmt::format("{}/{}", steps_name, slot.name);
+        const Tensor steps = find(name, {});
+        if (!steps.defined()) continue;
+        one.steps = steps.item<std::int64_t>();
+        check_steps(name, one.steps);
+        for (const std::string& part : parts_of(slot, one.steps)) {
+            one.parts.push_back(find(part + "/" + slot.name, slot.parameter.shape()));
+            const Tensor& value = one.parts.back();
+            if (value.defined() && !std::isfinite(largest_magnitude(std::span(&value, 1))))
+                unfit.push_back(fmt::format("{}/{} holds a number that is not finite", part, slot.name));
+        }
+    }
+    for (const auto& [name, value] : state) {
+        if (!known.contains(name)) unknown.push_back(name);
+    }
+    const std::string faults = nn::faults_of({{"Missing", missing}, {"Unknown", unknown}, {"Unfit", unfit}});
+    if (!faults.empty()) {
+        throw Error(kind_.op,
+                    fmt::format("the state does not fit this optimizer.{} Nothing was loaded.", faults));
+    }
+    set_learning_rate(learning_rate.item<double>());
+    started_.clear();
+    steps_ = all_steps.item<std::int64_t>();
+    const NoGrad guard;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+        Slot& slot = slots_[i];
+        slot.steps = loaded[i].steps;
+        slot.moments.clear();
+        slot.master = {};
+        for (const Tensor& part : loaded[i].parts) {
+            // A copy of its own: the state may be another optimizer's, or a mapped file.
+            const DType dtype = slot.parameter.dtype() == DType::f64 ? DType::f64 : DType::f32;
+            Tensor copy = empty(part.shape(), {dtype, slot.parameter.device()});
+            copy.copy_(part.to(slot.parameter.device()));
+            if (slot.moments.size() < kind_.moment_names.size()) {
+                slot.moments.push_back(copy);
+            } else {
+                slot.master = copy;
+            }
+        }
+        // Not a version that the parameter ever had: weights loaded before or after this are compared with the master.
+        slot.version = ~std::uint64_t{0};
+    }
+}
+
+}  // namespace potluck::optim

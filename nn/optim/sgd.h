@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include "nn/optim/optimizer.h"
+
+namespace potluck::optim {
+
+struct SGDOptions {
+    double learning_rate = 0.01;
+    double momentum = 0.0;  // share of the last step that is kept
+    double dampening = 0.0;
+    double weight_decay = 0.0;
+    bool nesterov = false;
+    std::vector<ParameterGroup> groups = {};
+    bool stochastic_rounding = false;  // bf16 parameters have no master copy: see Optimizer
+};
+
+/// Stochastic gradient descent: velocity = momentum * velocity + (1 - dampening) * gradient (the gradient alone at the
+/// first update), then parameter -= learning_rate * velocity. Weight decay adds weight_decay * parameter to the gradient.
+class SGD final : public Optimizer {
+public:
+    /// Throws Error for options out of range and for a group that matches no parameter.
+    explicit SGD(const nn::Module& module, const SGDOptions& options = {});
+    explicit SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options = {});
+    explicit SGD(const std::vector<ParameterSlice>& parameters, const SGDOptions& options = {});
+
+private:
+    static Kind kind_of(const SGDOptions& options);
+    void update(const Batch& batch) override;
+
+    SGDOptions options_;
+};
+
+}  // namespace potluck::optim
