@@ -129,6 +129,12 @@ TEST_CASE("optim: bad options are refused") {
     Pair net;
     check_error([&] { optim::AdamW(net, {.groups = {{.pattern = "p3.*"}}}); },
                 {"[adamw]", "p3.*", "p1.weight"});
+    for (const double bad : {-1.0, double(INFINITY), double(NAN)}) {
+        check_error([&] { optim::AdamW(net, {.groups = {{.pattern = "*", .learning_rate_factor = bad}}}); },
+                    {"[adamw]", "group \"*\"", "finite"});
+        check_error([&] { optim::AdamW(net, {.groups = {{.pattern = "*", .weight_decay = bad}}}); },
+                    {"[adamw]", "group \"*\"", "finite"});
+    }
     check_error([&] { optim::AdamW(net, {.learning_rate = -1.0}); }, {"[adamw]", "learning rate", "-1"});
     check_error([&] { optim::AdamW(net, {.beta1 = 1.0}); }, {"beta1", "1"});
     check_error([&] { optim::AdamW(net, {.epsilon = -1e-8}); }, {"epsilon"});
@@ -152,11 +158,191 @@ TEST_CASE("optim: a step without any gradient is an error, a parameter without o
     CHECK(same(net.p2.weight.detach(), before.detach()));
     CHECK(optimizer.state_dict().at("steps/p2.weight").item<int>() == 0);
     CHECK(optimizer.state_dict().at("steps/p1.weight").item<int>() == 1);
-    // An optimizer that was made before to() holds other tensors than the module, and says so.
-    optimizer.zero_grad();
+}
+
+TEST_CASE("optim: an optimizer that was made before to() goes on with the same parameters") {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
+        manual_seed(5);
+        Pair net;
+        Pair other = nn::clone(net);
+        optim::AdamW optimizer(net, {.learning_rate = 0.01});
+        optim::AdamW reference(other, {.learning_rate = 0.01});
+        train(net, optimizer, 3);
+        train(other, reference, 3);
+        const Tensor handle = net.p1.weight;
+        net.p1.bias.set_grad(ones({8}));
+        net.to(dtype);
+        CHECK(handle.dtype() == dtype);
+        CHECK(handle.is_same(net.p1.weight));
+        CHECK(net.p1.bias.grad().dtype() == dtype);
+        // Moments and masters follow, also in what is saved before the next update.
+        for (const auto& [name, value] : optimizer.state_dict())
+            if (value.ndim() > 0) CHECK(value.dtype() == (dtype == DType::f64 ? DType::f64 : DType::f32));
+        CHECK(optimizer.state_dict().contains("master/p1.weight") == (dtype != DType::f64));
+        optimizer.zero_grad();
+        const auto step = [](Pair& one, optim::Optimizer& by, DType of) {
+            for (Tensor p : one.parameters()) p.set_grad(full(p.shape(), 0.25, {of}));
+            by.step();
+        };
+        step(net, optimizer, dtype);
+        step(other, reference, DType::f32);
+        const std::vector<double> now = net.p1.weight.to_vector(), expected = other.p1.weight.to_vector();
+        for (std::size_t i = 0; i < now.size(); ++i)
+            CHECK(now[i] == doctest::Approx(expected[i]).epsilon(dtype == DType::f64 ? 1e-5 : 0.01));
+        CHECK(optimizer.state_dict().at("steps/p1.weight").item<int>() == 4);
+    }
+}
+
+TEST_CASE("optim: a graph from before to() says that its values changed") {
+    Pair net;
+    Tensor x = ones({1, 8});
+    x.set_requires_grad();
+    const Tensor loss = net(x).sum();
     net.to(DType::f64);
-    net(ones({1, 8}, {DType::f64})).sum().backward();
-    check_error([&] { optimizer.step(); }, {"module.to()"});
+    check_error([&] { loss.backward(); }, {"changed"});
+}
+
+TEST_CASE("optim: a layer that was replaced after the optimizer was made is named") {
+    struct Net : nn::Module {
+        nn::Linear up{1, 1}, down{1, 1};
+        void members(nn::Members& m) override { m("up", up)("down", down); }
+        Tensor forward(const Tensor& x) override { return down(up(x)); }
+    };
+    Net net;
+    net.up = nn::Linear(1, 1, {.bias = false});
+    net.down = nn::Linear(1, 1, {.bias = false});
+    const auto set_to_one = [](const Tensor& x) {
+        const NoGrad guard;
+        x.fill_(1.0);
+    };
+    set_to_one(net.up.weight);
+    set_to_one(net.down.weight);
+    const auto backward_of = [&](const DType dtype) { net(full({1, 1}, 2.0, {dtype})).sum().backward(); };
+    optim::SGD optimizer(net, {.learning_rate = 0.1});
+    backward_of(DType::f32);
+    optimizer.step();
+    CHECK(net.up.weight.item() == doctest::Approx(0.8));
+    CHECK(net.down.weight.item() == doctest::Approx(0.8));
+    optimizer.zero_grad();
+    net.to(DType::f64);  // converted: the same parameters
+    backward_of(DType::f64);
+    optimizer.step();
+    CHECK(net.up.weight.item() == doctest::Approx(0.64));
+    CHECK(net.down.weight.item() == doctest::Approx(0.64));
+    optimizer.zero_grad();
+    net.down = nn::Linear(1, 1, {.bias = false});
+    net.to(DType::f32);
+    backward_of(DType::f32);
+    check_error([&] { optimizer.step(); }, {"[sgd]", "no longer has", "down.weight"});
+    // On purpose: a part of a module that is replaced elsewhere.
+    const Net whole = net;
+    optim::SGD part(std::vector<nn::NamedTensor>{{"up.weight", net.up.weight}});
+    net.down = nn::Linear(1, 1);
+    part.step();
+    // A layer that came later is named, too.
+    optim::SGD again(net);
+    struct Grown : nn::Module {
+        std::vector<nn::Linear> layers;
+        void members(nn::Members& m) override { m("layers", layers); }
+    };
+    Grown grown;
+    grown.layers.emplace_back(1, 1);
+    optim::SGD of_grown(grown);
+    grown.layers.emplace_back(1, 1);
+    Tensor(grown.layers[0].weight).set_grad(ones({1, 1}));
+    check_error([&] { of_grown.step(); }, {"does not know", "layers.1.weight"});
+    // A frozen one is nobody's business.
+    grown.layers[1].set_requires_grad(false);
+    of_grown.step();
+}
+
+TEST_CASE("optim: modules that end or move while an optimizer knows them") {
+    auto net = std::make_unique<Pair>();
+    optim::SGD optimizer(*net);
+    const std::vector<Tensor> parameters = net->parameters();
+    const auto give_gradients = [&] {
+        for (Tensor p : parameters) p.set_grad(ones(p.shape()));
+    };
+    give_gradients();
+    optimizer.step();
+    Pair moved = std::move(*net);
+    give_gradients();
+    optimizer.step();
+    net.reset();
+    give_gradients();
+    optimizer.step();
+    CHECK(optimizer.steps() == 3);
+    optim::SGD of_copy(moved);
+    const Pair copy = moved;
+    moved = Pair();
+    give_gradients();
+    check_error([&] { of_copy.step(); }, {"p1.weight"});
+}
+
+TEST_CASE("optim: the same elements given twice are updated once") {
+    on_each_device([] {
+        const auto value_after = [](bool adamw, const std::vector<Tensor>& given, Tensor w) {
+            std::vector<nn::NamedTensor> list;
+            for (std::size_t i = 0; i < given.size(); ++i)
+                list.push_back({"w" + std::to_string(i), given[i]});
+            (w * 3.0).sum().backward();
+            if (adamw)
+                optim::AdamW(list, {.learning_rate = 0.1}).step();
+            else
+                optim::SGD(list, {.learning_rate = 0.1}).step();
+            return first_of(w);
+        };
+        for (const bool adamw : {false, true}) {
+            const double expected = adamw ? -0.1 : -0.3;
+            const Tensor w = nn::parameter(zeros({2, 2}));
+            CHECK(value_after(adamw, {w, w}, w) == doctest::Approx(expected));
+            const Tensor viewed = nn::parameter(zeros({2, 2}));
+            const Tensor view = nn::parameter(viewed.detach().reshape({4}));
+            CHECK(value_after(adamw, {viewed, view}, viewed) == doctest::Approx(expected));
+        }
+        // Two tensors of the same elements, each with a gradient of its own: the sum counts.
+        const Tensor w = nn::parameter(zeros({2}));
+        const Tensor twin = nn::parameter(w.detach());
+        (w * 1.0).sum().backward();
+        (twin * 2.0).sum().backward();
+        optim::SGD optimizer(std::vector<nn::NamedTensor>{{"w", w}, {"twin", twin}}, {.learning_rate = 0.1});
+        optimizer.step();
+        CHECK(first_of(w) == doctest::Approx(-0.3));
+        optimizer.zero_grad();
+        CHECK_FALSE(twin.grad().defined());
+    });
+}
+
+TEST_CASE("optim: views of one block are parameters of their own, unless they share elements") {
+    const Tensor block = zeros({4, 6});
+    const auto list = [](const Tensor& a, const Tensor& b) {
+        return std::vector<nn::NamedTensor>{{"a", nn::parameter(a)}, {"b", nn::parameter(b)}};
+    };
+    optim::SGD rows(list(block.narrow(0, 0, 2), block.narrow(0, 2, 2)));
+    optim::SGD columns(list(block.narrow(1, 0, 3), block.narrow(1, 3, 3)), {.learning_rate = 1.0});
+    CHECK(columns.slices().size() == 2);
+    for (const auto& slice : columns.slices()) {
+        Tensor p = slice.elements();
+        p.set_grad(full(p.shape(), slice.name() == "a" ? 1.0 : 2.0));
+    }
+    columns.step();
+    CHECK(block.to_vector() == std::vector<double>{-1, -1, -1, -2, -2, -2, -1, -1, -1, -2, -2, -2,
+                                                   -1, -1, -1, -2, -2, -2, -1, -1, -1, -2, -2, -2});
+    check_error([&] { optim::SGD(list(block.narrow(0, 0, 3), block.narrow(0, 2, 2))); },
+                {"[sgd]", "a and b share some"});
+    check_error([&] { optim::SGD(list(block.narrow(1, 0, 4), block.narrow(1, 3, 3))); },
+                {"a and b share some"});
+    check_error([&] { optim::SGD(list(block, block.transpose(0, 1))); }, {"a and b share some"});
+}
+
+TEST_CASE("optim: parameters that repeat elements are refused, those that run backwards are updated") {
+    check_error([] { optim::SGD(one(nn::parameter(zeros({1, 3}).expand({4, 3})))); }, {"[sgd]", "p repeats"});
+    const Tensor block = arange(0, 6, 1, {DType::f32});
+    const Tensor p = nn::parameter(block.alias({3}, {-2}, 5));
+    optim::SGD optimizer(one(p), {.learning_rate = 1.0});
+    Tensor(p).set_grad(tensor({10.0, 20.0, 30.0}));
+    optimizer.step();
+    CHECK(block.to_vector() == std::vector<double>{0, -29, 2, -17, 4, -5});
 }
 
 TEST_CASE("optim: changing parameters is noticed by a graph that still needs the old values") {
@@ -331,6 +517,19 @@ TEST_CASE("optim: a state that does not fit is refused as a whole") {
                 {"[adamw]", "Missing: second_moment/p1.bias.", "Unknown: first_moment/p9.",
                  "first_moment/p2.bias has shape (8) here and (9)", "Nothing was loaded"});
     CHECK(other.steps() == 0);
+    // Numbers that no optimizer has.
+    const nn::StateDict good = optimizer.state_dict();
+    const auto refuses = [&](const std::string& name, const Tensor& value, const std::string& text) {
+        nn::StateDict bad = good;
+        bad[name] = value;
+        check_error([&] { other.load_state_dict(bad); }, {"[adamw]", text, "Nothing was loaded"});
+        CHECK(other.steps() == 0);
+    };
+    refuses("steps/p1.bias", potluck::tensor(std::vector<std::int64_t>{-5}, {}), "steps/p1.bias is -5");
+    refuses("steps", potluck::tensor(std::vector<std::int64_t>{-5}, {}), "steps is -5");
+    refuses("first_moment/p1.bias", full({8}, NAN), "first_moment/p1.bias holds a number that is not finite");
+    refuses("second_moment/p1.bias", full({8}, INFINITY), "second_moment/p1.bias holds");
+    refuses("learning_rate", tensor(-0.1, {DType::f64}), "learning_rate is -0.1");
     optim::SGD sgd(copy);
     check_error([&] { sgd.load_state_dict(optimizer.state_dict()); },
                 {"[sgd]", "Unknown: first_moment/p1.bias"});
