@@ -4,8 +4,8 @@
 #include <span>
 #include <string>
 
-#include "core/measure.h"
 #include "core/format.h"
+#include "core/measure.h"
 
 namespace potluck {
 

@@ -26,7 +26,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int pack = 4;                     // elements that a thread takes at a time
 constexpr std::int64_t chunk = 1 << 14;     // elements of a block: 16 packs a thread
-constexpr int most_tensors = 52;            // of one launch
+constexpr int most_tensors = 50;            // of one launch
 constexpr int most_parameter_bytes = 4096;  // of one launch, on every card
 
 /// One tensor of a launch. What a kernel does not use is left empty.

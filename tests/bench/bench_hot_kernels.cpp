@@ -245,8 +245,7 @@ void updates(const Bench& bench) {
         AdamWTensors tensors{parameter, gradient, first, second, {}};
         bench.kernels().adamw(step, std::span(&tensors, 1));
     });
-    bench.measure("sum_of_squares of as many", bytes, 0,
-                  [&] { sum_of_squares(std::span(&gradient, 1)); });
+    bench.measure("sum_of_squares of as many", bytes, 0, [&] { sum_of_squares(std::span(&gradient, 1)); });
 }
 
 }  // namespace
