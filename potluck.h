@@ -46,5 +46,8 @@
 #include "nn/optim/sgd.h"
 #include "nn/train/checkpoint.h"
 #include "nn/train/clip.h"
+#include "nn/train/execution.h"
+#include "nn/train/loss.h"
+#include "nn/train/one_device.h"
 #include "nn/train/run_folder.h"
 #include "nn/train/trainer.h"

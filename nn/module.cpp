@@ -186,6 +186,13 @@ std::vector<NamedTensor> Module::named_parameters() const {
     return parameters;
 }
 
+std::vector<NamedTensor> Module::named_buffers() const {
+    std::vector<NamedTensor> buffers;
+    for (const Tied& tied : tensors_of(*this, [](Kind kind) { return kind == Kind::buffer; }))
+        buffers.push_back({tied.names[0], tied.tensor});
+    return buffers;
+}
+
 std::map<std::string, std::string> Module::tied_names() const {
     std::map<std::string, std::string> names;
     for (const Tied& tied : saved_tensors_of(*this)) {

@@ -132,6 +132,8 @@ public:
     std::vector<NamedTensor> named_parameters() const;
     /// Further names of tied tensors, and the first name of each.
     std::map<std::string, std::string> tied_names() const;
+    /// Every saved buffer once, in the order of members(), with its full name.
+    std::vector<NamedTensor> named_buffers() const;
     /// Number of trained numbers (tied tensors count once).
     std::int64_t parameter_count() const;
 

@@ -16,7 +16,7 @@ Progress::Progress(std::int64_t total_steps, std::int64_t log_every, bool quiet)
       quiet_(quiet),
       terminal_(isatty(STDOUT_FILENO) == 1) {}
 
-void Progress::show(const StepMetrics& metrics) {
+void Progress::show(const StepMetrics& metrics, const char* unit) {
     // An average that follows changes of speed within some ten steps.
     seconds_per_step_ =
         seconds_per_step_ == 0.0 ? metrics.seconds : 0.9 * seconds_per_step_ + 0.1 * metrics.seconds;
@@ -25,7 +25,7 @@ void Progress::show(const StepMetrics& metrics) {
     const auto now = std::chrono::steady_clock::now();
     if (terminal_) {
         if (!last && now - last_ < std::chrono::milliseconds(100)) return;
-    } else if (!last && metrics.step % log_every_ != 0 && metrics.step != 1 && !metrics.validation_loss) {
+    } else if (!last && metrics.step % log_every_ != 0 && metrics.step != 1 && !metrics.validated) {
         return;
     }
     last_ = now;
@@ -33,7 +33,7 @@ void Progress::show(const StepMetrics& metrics) {
                                         : fmt::format("step {}", metrics.step);
     line += fmt::format("  loss {:.4f}", metrics.loss);
     if (metrics.validation_loss) line += fmt::format("  validation {:.4f}", *metrics.validation_loss);
-    line += fmt::format("  {} tokens/s  {}", readable_number(metrics.tokens_per_second),
+    line += fmt::format("  {} {}/s  {}", readable_number(metrics.tokens_per_second), unit,
                         readable_bytes(metrics.memory_bytes));
     if (total_steps_ > 0) {
         const auto left = static_cast<double>(total_steps_ - metrics.step);
@@ -45,7 +45,7 @@ void Progress::show(const StepMetrics& metrics) {
         const std::size_t padding = shown_ > line.size() ? shown_ - line.size() : 0;
         fmt::print("\r{}{}", line, std::string(padding, ' '));
         shown_ = line.size();
-        if (metrics.validation_loss) end_line();  // stays on the screen
+        if (metrics.validated) end_line();  // stays on the screen
     }
     std::fflush(stdout);
 }
@@ -55,6 +55,11 @@ void Progress::say(const std::string& text) {
     end_line();
     fmt::print("{}\n", text);
     std::fflush(stdout);
+}
+
+void Progress::warn(const std::string& text) {
+    end_line();
+    fmt::print(stderr, "[trainer] warning: {}\n", text);
 }
 
 void Progress::end_line() {

@@ -18,9 +18,12 @@ public:
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
 
-    void show(const StepMetrics& metrics);
+    /// `unit`: what metrics.tokens counts, such as "tokens".
+    void show(const StepMetrics& metrics, const char* unit);
     /// A line of its own, such as "checkpoint saved".
     void say(const std::string& text);
+    /// The same on standard error, also when quiet.
+    void warn(const std::string& text);
 
 private:
     void end_line();

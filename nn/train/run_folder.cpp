@@ -29,7 +29,7 @@ json to_json(const StepMetrics& metrics) {
                  {"seconds", metrics.seconds},
                  {"tokens_per_second", metrics.tokens_per_second},
                  {"memory_bytes", metrics.memory_bytes}};
-    if (metrics.validation_loss) line["val_loss"] = *metrics.validation_loss;
+    if (metrics.validated) line["val_loss"] = number_or_null(metrics.validation_loss);
     return line;
 }
 
@@ -44,7 +44,9 @@ StepMetrics metrics_of(const json& line) {
     line.at("seconds").get_to(metrics.seconds);
     line.at("tokens_per_second").get_to(metrics.tokens_per_second);
     line.at("memory_bytes").get_to(metrics.memory_bytes);
-    if (line.contains("val_loss")) metrics.validation_loss = line.at("val_loss").get<double>();
+    metrics.validated = line.contains("val_loss");
+    if (metrics.validated && !line.at("val_loss").is_null())
+        metrics.validation_loss = line.at("val_loss").get<double>();
     return metrics;
 }
 

@@ -17,8 +17,9 @@ struct StepMetrics {
     std::int64_t tokens = 0;     // targets of this update
     double seconds = 0.0;        // for this update, waiting for data included
     double tokens_per_second = 0.0;
-    std::int64_t memory_bytes = 0;  // peak of the device so far
-    std::optional<double> validation_loss = {};
+    std::int64_t memory_bytes = 0;               // peak of the device so far
+    bool validated = false;                      // after this update
+    std::optional<double> validation_loss = {};  // none when no target of the validation counts
 };
 
 /// What a run came to: summary.json.

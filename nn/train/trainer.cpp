@@ -13,8 +13,8 @@
 #include "core/format.h"
 #include "core/memory.h"
 #include "nn/train/checkpoint.h"
-#include "nn/train/clip.h"
 #include "nn/train/matmul_rate.h"
+#include "nn/train/one_device.h"
 #include "nn/train/progress.h"
 
 namespace potluck {
@@ -26,13 +26,9 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// How many targets a batch's loss is the mean of.
-std::int64_t count_targets(const data::Batch& batch) {
-    constexpr std::int64_t ignored = -100;
-    if (!batch.targets.defined()) return batch.inputs.size(0);
-    if (!is_integer(batch.targets.dtype())) return batch.targets.ndim() == 0 ? 1 : batch.targets.size(0);
-    const NoGrad guard;
-    return sum(batch.targets != ignored).item<std::int64_t>();
+/// Whether the targets are those of texts, (batch, time), and not one a sample.
+bool counts_tokens(const data::Batch& batch) {
+    return batch.targets.defined() && is_integer(batch.targets.dtype()) && batch.targets.ndim() >= 2;
 }
 
 }  // namespace
@@ -50,13 +46,33 @@ public:
     std::int64_t tokens = 0;                            // of this process
     double seconds = 0.0;                               // that these took
     Clock::time_point started = Clock::now();           // the current update
+    bool said_no_targets = false, said_no_validation = false;
+    std::string why_passed_over;  // the last update that was
     std::int64_t saved_step = -1;
     std::string checkpoint;
 };
 
 Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader,
+                 TrainerOptions options, std::unique_ptr<Execution> execution)
+    : module_(module),
+      optimizer_(optimizer),
+      loader_(loader),
+      options_(std::move(options)),
+      execution_(std::move(execution)) {
+    check_options();
+    if (execution_ == nullptr) {
+        execution_ = std::make_unique<OneDevice>(module_, optimizer_, std::exchange(options_.loss, {}));
+    } else if (options_.loss) {
+        throw Error("trainer",
+                    "an execution was given and so was options.loss. Give the loss to the execution.");
+    }
+}
+
+Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader,
                  TrainerOptions options)
-    : module_(module), optimizer_(optimizer), loader_(loader), options_(std::move(options)) {
+    : Trainer(module, optimizer, loader, std::move(options), nullptr) {}
+
+void Trainer::check_options() const {
     const auto refuse = [](const std::string& message) { throw Error("trainer", message); };
     if (module_.parameters().empty()) refuse("the module has no parameters. Name them in members().");
     if (options_.steps < 0 || options_.epochs < 0 || (options_.steps == 0 && options_.epochs == 0)) {
@@ -121,110 +137,92 @@ void Trainer::start(Run& run) {
 }
 
 void Trainer::run_epoch(Run& run) {
-    Window window;
+    const std::int64_t steps_before = step_;
+    const bool whole = loader_.state().item == 0;
+    std::vector<data::Batch> micro_batches;
     for (data::Batch& batch : loader_) {
-        window.push_back(std::move(batch));
+        micro_batches.push_back(std::move(batch));
         // With its last batch the loader moves on to the next epoch, and a checkpoint must count this one as done.
         const bool ends_epoch = loader_.state().item == 0;
-        if (!ends_epoch && static_cast<std::int64_t>(window.size()) < options_.accumulate) continue;
-        update(run, std::exchange(window, {}), ends_epoch);
+        if (!ends_epoch && static_cast<std::int64_t>(micro_batches.size()) < options_.accumulate) continue;
+        update(run, std::exchange(micro_batches, {}), ends_epoch);
         if (stopped_ || (options_.steps > 0 && step_ >= options_.steps)) return;
+    }
+    if (whole && options_.steps > 0 && step_ == steps_before) {
+        throw Error("trainer",
+                    fmt::format("epoch {} brought no update, since {}, so {} steps would never be reached.",
+                                epochs_ - 1, run.why_passed_over, options_.steps));
     }
 }
 
-void Trainer::update(Run& run, const Window& window, bool ends_epoch) {
-    std::int64_t targets = 0;
-    for (const data::Batch& batch : window) targets += count_targets(batch);
-
+void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch) {
     StepMetrics metrics;
     metrics.learning_rate = options_.schedule ? options_.schedule(step_) : optimizer_.learning_rate();
-    metrics.loss = accumulate_gradients(window, static_cast<double>(targets));
-    metrics.gradient_norm = checked_gradient_norm();
-    if (options_.clip > 0.0 && metrics.gradient_norm > options_.clip) {
-        clip_grad_norm(module_, options_.clip);
-    }
-    optimizer_.set_learning_rate(metrics.learning_rate);
-    optimizer_.step();
-    optimizer_.zero_grad();
-    ++step_;
-
-    metrics.step = step_;
-    metrics.epoch = epochs_;
+    const UpdateResult result =
+        execution_->update(micro_batches, {step_, metrics.learning_rate, options_.clip});
+    const std::int64_t epoch = epochs_;
     if (ends_epoch) ++epochs_;
-    metrics.tokens = targets;
-    metrics.seconds = seconds_since(run.started);
-    metrics.tokens_per_second = static_cast<double>(targets) / metrics.seconds;
-    metrics.memory_bytes = memory_statistics(module_.parameters()[0].device()).peak;
-    run.tokens += targets;
-    run.seconds += metrics.seconds;
-    run.train_loss = metrics.loss;
-    if (options_.validate_every > 0 && step_ % options_.validate_every == 0) {
-        metrics.validation_loss = run.validation_loss = validate();
+    if (is_applied(run, result)) {
+        ++step_;
+        metrics.step = step_;
+        metrics.epoch = epoch;
+        metrics.loss = result.loss;
+        metrics.gradient_norm = result.gradient_norm;
+        metrics.tokens = result.targets;
+        metrics.seconds = seconds_since(run.started);
+        metrics.tokens_per_second = static_cast<double>(result.targets) / metrics.seconds;
+        metrics.memory_bytes = memory_statistics(device()).peak;
+        run.tokens += metrics.tokens;
+        run.seconds += metrics.seconds;
+        run.train_loss = metrics.loss;
+        if (options_.validate_every > 0 && step_ % options_.validate_every == 0) {
+            metrics.validated = true;
+            metrics.validation_loss = validate(run);
+        }
+        if (run.folder) run.folder->append(metrics);
+        run.progress.show(metrics, counts_tokens(micro_batches.front()) ? "tokens" : "samples");
+        if (options_.on_step) options_.on_step(metrics);
+        if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) save_state(run);
     }
-    if (run.folder) run.folder->append(metrics);
-    run.progress.show(metrics);
-    if (options_.on_step) options_.on_step(metrics);
-    if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) save_state(run);
-    stopped_ = options_.should_stop && options_.should_stop();
+    stopped_ = execution_->any(options_.should_stop && options_.should_stop());
     run.started = Clock::now();
 }
 
-/// Leaves the gradient of the mean loss over all `targets` of the window, and returns that loss.
-double Trainer::accumulate_gradients(const Window& window, double targets) {
-    const Device device = module_.parameters()[0].device();
-    double total = 0.0;
-    for (const data::Batch& batch : window) {
-        const Tensor inputs = batch.inputs.to(device);
-        const Tensor expected = batch.targets.defined() ? batch.targets.to(device) : Tensor();
-        const Tensor loss = loss_of(inputs, expected);
-        const double value = loss.item();
-        if (!std::isfinite(value)) {
-            throw Error(
-                "trainer",
-                fmt::format("the loss is {} at step {}. The parameters are those of step {}. Lower the "
-                            "learning rate, clip gradients, or look for the op that made it.",
-                            value, step_ + 1, step_));
+/// Whether the update took place. Says why when it did not.
+bool Trainer::is_applied(Run& run, const UpdateResult& result) {
+    using Outcome = UpdateResult::Outcome;
+    if (result.outcome == Outcome::applied) return true;
+    if (result.outcome == Outcome::no_targets) {
+        run.why_passed_over = "no target of its batches counts";
+        if (!std::exchange(run.said_no_targets, true)) {
+            run.progress.warn(
+                fmt::format("after step {} there was a batch of which no target counts. Such batches "
+                            "are passed over; the steps do not count them.",
+                            step_));
         }
-        const double share = targets > 0.0 ? static_cast<double>(count_targets(batch)) / targets : 0.0;
-        backward(loss, {.gradient = full({}, share, {loss.dtype(), loss.device()})});
-        total += share * value;
+        return false;
     }
-    return total;
+    const std::string what = std::isfinite(result.loss)
+                                 ? fmt::format("the gradient is {} at step {}, first in {}",
+                                               result.gradient_norm, step_ + 1, result.culprit)
+                                 : fmt::format("the loss is {} at step {}", result.loss, step_ + 1);
+    if (options_.on_non_finite == NonFinite::error) {
+        throw Error(
+            "trainer",
+            fmt::format("{}. The parameters are those of step {}. Lower the learning rate, clip gradients, "
+                        "or look for the op that made it.",
+                        what, step_));
+    }
+    run.why_passed_over = "a loss or gradient of each update is not finite";
+    run.progress.warn(fmt::format("{}. Its batches are passed over.", what));
+    return false;
 }
 
-double Trainer::checked_gradient_norm() const {
-    const double norm = gradient_norm(module_.parameters());
-    if (std::isfinite(norm)) return norm;
-    throw Error(
-        "trainer",
-        fmt::format("the gradient is {} at step {}, first in {}. The parameters are those of step {}. "
-                    "Lower the learning rate, or look for the op that made it.",
-                    norm, step_ + 1, first_non_finite_gradient(module_), step_));
-}
-
-double Trainer::validate() {
-    const NoGrad guard;
-    const nn::EvalMode evaluating(module_);
-    const Device device = module_.parameters()[0].device();
-    double total = 0.0, targets = 0.0;
-    for (const data::Batch& batch : options_.validation->pass()) {
-        const auto count = static_cast<double>(count_targets(batch));
-        if (count == 0.0) continue;
-        const Tensor expected = batch.targets.defined() ? batch.targets.to(device) : Tensor();
-        total += count * loss_of(batch.inputs.to(device), expected).item();
-        targets += count;
-    }
-    return targets > 0.0 ? total / targets : 0.0;
-}
-
-Tensor Trainer::loss_of(const Tensor& inputs, const Tensor& targets) {
-    Tensor loss = options_.loss ? options_.loss(inputs, targets) : module_.loss(inputs, targets);
-    if (loss.count() != 1) {
-        throw Error("trainer",
-                    fmt::format("the loss has shape {}. It must be one number, the mean over the targets.",
-                                pretty(loss.shape())));
-    }
-    return loss.ndim() == 0 ? loss : loss.reshape({});
+std::optional<double> Trainer::validate(Run& run) {
+    run.validation_loss = execution_->evaluate(*options_.validation).mean();
+    if (!run.validation_loss && !std::exchange(run.said_no_validation, true))
+        run.progress.warn("no target of the validation batches counts, so there is no validation loss.");
+    return run.validation_loss;
 }
 
 void Trainer::save_state(Run& run) {
@@ -242,28 +240,31 @@ TrainingSummary Trainer::finish(Run& run) {
     if (run.folder) save_state(run);
     if (stopped_ && run.folder)
         run.progress.say(fmt::format("stopped at step {}; saved {}", step_, run.checkpoint));
-    if (options_.validation != nullptr && summary.finished) run.validation_loss = validate();
+    if (options_.validation != nullptr && summary.finished) validate(run);
     summary.final_train_loss = run.train_loss;
     summary.final_val_loss = run.validation_loss;
-    const Device device = module_.parameters()[0].device();
-    summary.peak_memory_bytes = memory_statistics(device).peak;
+    summary.peak_memory_bytes = memory_statistics(device()).peak;
     summary.checkpoint = run.checkpoint;
     if (run.seconds > 0.0) summary.tokens_per_second = static_cast<double>(run.tokens) / run.seconds;
-    const bool given = options_.flops_per_token > 0.0;
-    const double flops =
-        given ? options_.flops_per_token : 6.0 * static_cast<double>(module_.parameter_count());
-    if (run.folder && run.seconds > 0.0) {
-        const MatmulRate peak = measure_matmul_rate(dtype_of_most_parameters(module_), device);
-        summary.mfu = flops * summary.tokens_per_second / peak.flops_per_second;
-        summary.mfu_formula = fmt::format(
-            "flops_per_token * tokens_per_second / peak: {:.6g} {} * {:.6g} / {:.6g} FLOP/s of a product of "
-            "two {} "
-            "matrices of {} x {}, measured on {} after the run",
-            flops, given ? "as given" : "(6 * parameters)", summary.tokens_per_second, peak.flops_per_second,
-            peak.dtype, peak.size, peak.size, device);
-    }
+    if (run.folder && run.seconds > 0.0) measure_utilisation(summary);
     if (run.folder) run.folder->write(summary);
     return summary;
 }
+
+void Trainer::measure_utilisation(TrainingSummary& summary) const {
+    const bool given = options_.flops_per_token > 0.0;
+    const double flops =
+        given ? options_.flops_per_token : 6.0 * static_cast<double>(module_.parameter_count());
+    const MatmulRate peak = measure_matmul_rate(dtype_of_most_parameters(module_), device());
+    summary.mfu = flops * summary.tokens_per_second / peak.flops_per_second;
+    summary.mfu_formula = fmt::format(
+        "flops_per_token * tokens_per_second / peak: {:.6g} {} * {:.6g} / {:.6g} FLOP/s of a product of two "
+        "{} matrices "
+        "of {} x {}, measured on {} after the run",
+        flops, given ? "as given" : "(6 * parameters)", summary.tokens_per_second, peak.flops_per_second,
+        peak.dtype, peak.size, peak.size, device());
+}
+
+Device Trainer::device() const { return module_.parameters()[0].device(); }
 
 }  // namespace potluck

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,9 +13,13 @@
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
 #include "nn/optim/schedule.h"
+#include "nn/train/execution.h"
+#include "nn/train/loss.h"
 #include "nn/train/run_folder.h"
 
 namespace potluck {
+
+enum class NonFinite : std::uint8_t { error, skip };
 
 struct TrainerOptions {
     std::int64_t steps = 0;         // updates in all; 0: until the epochs are done
@@ -36,9 +42,11 @@ struct TrainerOptions {
     bool quiet = false;            // no progress at all
     double flops_per_token = 0.0;  // of forward and backward, for mfu; 0: 6 * parameters
 
-    /// The mean loss over the targets that count; none: the module's own loss(). Targets of an integer dtype count
-    /// unless they are -100, others row by row.
-    std::function<Tensor(const Tensor& inputs, const Tensor& targets)> loss = {};
+    /// The loss: a function of (inputs, targets) that returns the mean over the targets that count, or a LossSum; none:
+    /// the module's own loss(). See count_targets() for which targets count.
+    LossFunction loss = {};
+    /// What a loss or gradient with an infinity or NaN does: it ends the run with an Error, or its batches are passed over.
+    NonFinite on_non_finite = NonFinite::error;
     /// Asked after each update: true saves a checkpoint and ends the run. A signal handler's flag belongs here.
     std::function<bool()> should_stop = {};
     /// Called after each update.
@@ -48,40 +56,46 @@ struct TrainerOptions {
 /// Trains a module on a loader's batches.
 ///
 /// One update takes `accumulate` micro-batches. Its loss is the mean over all of their targets together, so it does not
-/// matter how they are cut into micro-batches. An epoch's last window may hold fewer; it is an update like any other.
-/// The schedule counts updates.
+/// matter how they are cut into micro-batches, dropout included. An epoch's last update may have fewer of them; it is an
+/// update like any other. The schedule counts updates. Micro-batches of which no target counts are passed over; when that
+/// leaves nothing there is no update: parameters, optimizer, buffers and schedule stay as they are, and it is said once.
 ///
 /// A run with a run folder can be resumed, in another process too, and then gives the same bits as if it had never
-/// stopped. A loss or gradient that is not finite ends it with an Error that names the step, before the parameters are
-/// touched.
+/// stopped. A loss or gradient that is not finite ends it with an Error that names the step, unless on_non_finite says
+/// otherwise; then, too, everything is as it was before the update. How often one validates never changes the run.
 class Trainer {
 public:
-    /// Keeps references: module, optimizer and loaders must outlive it. Throws Error for options out of range.
+    /// Trains on the module's device. Keeps references: module, optimizer and loaders must outlive it. Throws Error for
+    /// options out of range.
     Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options);
+    /// The same by another way of computing an update; options.loss belongs to `execution` then and must be empty.
+    Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options,
+            std::unique_ptr<Execution> execution);
 
     /// Trains to the end, or until should_stop().
     TrainingSummary fit();
 
 private:
-    using Window = std::vector<data::Batch>;
     class Run;
 
+    void check_options() const;
     void start(Run& run);
     void run_epoch(Run& run);
-    void update(Run& run, const Window& window, bool ends_epoch);
-    double accumulate_gradients(const Window& window, double targets);
-    double checked_gradient_norm() const;
-    double validate();
+    void update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch);
+    bool is_applied(Run& run, const UpdateResult& result);
+    std::optional<double> validate(Run& run);
     void save_state(Run& run);
     TrainingSummary finish(Run& run);
+    void measure_utilisation(TrainingSummary& summary) const;
 
     bool is_done() const;
-    Tensor loss_of(const Tensor& inputs, const Tensor& targets);
+    Device device() const;
 
     nn::Module& module_;
     optim::Optimizer& optimizer_;
     data::Loader& loader_;
     TrainerOptions options_;
+    std::unique_ptr<Execution> execution_;
     std::int64_t step_ = 0;    // updates done
     std::int64_t epochs_ = 0;  // epochs done
     bool stopped_ = false;

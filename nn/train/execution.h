@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "data/loader.h"
+#include "nn/train/loss.h"
+
+namespace potluck {
+
+/// What one update is to do.
+struct UpdateRequest {
+    std::int64_t number = 0;  // of this update in the run, from 0: its random numbers follow from it
+    double learning_rate = 0.0;
+    double max_norm = 0.0;  // the gradient is scaled down to this norm; 0: never
+};
+
+/// What came of it.
+struct UpdateResult {
+    enum class Outcome : std::uint8_t {
+        applied,
+        no_targets,  // none of the global batch counts
+        not_finite,  // the loss or the gradient holds an infinity or NaN
+    };
+
+    Outcome outcome = Outcome::applied;
+    double loss = 0.0;           // mean over the targets of the global batch, before the update
+    double gradient_norm = 0.0;  // before it was scaled down
+    std::int64_t targets = 0;    // that count, of the global batch
+    std::string culprit =
+        {};  // not_finite: the first parameter whose gradient is not; empty when it is the loss alone
+};
+
+/// How the gradients of one global batch come about and reach the parameters, and what several devices must agree on. The
+/// Trainer knows what an update is for (schedule, metrics, validation, stopping, saving); it never sees a gradient.
+/// OneDevice (nn/train/one_device.h) is the way of a single device.
+class Execution {
+public:
+    virtual ~Execution() = default;
+
+    /// Computes the gradient of the mean loss over all targets of the micro-batches (those of one global batch, on the
+    /// CPU) and takes one step of the optimizer. When the outcome is not `applied`, or when it throws (an op refused its
+    /// input, the memory did not suffice), parameters, optimizer state and the module's buffers are as they were before.
+    /// Leaves no gradients.
+    virtual UpdateResult update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) = 0;
+    /// The loss over the batches of one evaluation pass, without gradients; the module is in evaluation mode meanwhile.
+    virtual LossTotal evaluate(data::Loader& loader) = 0;
+    /// Whether anybody wants something: true on all devices when it is on one. Stopping is decided with it.
+    virtual bool any(bool mine) { return mine; }
+    /// Whether this process writes files and shows progress.
+    virtual bool is_root() const { return true; }
+};
+
+}  // namespace potluck

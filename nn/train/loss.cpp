@@ -1,0 +1,44 @@
+#include "nn/train/loss.h"
+
+#include "autograd/grad_mode.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/reduce.h"
+#include "core/format.h"
+
+namespace potluck {
+namespace {
+
+/// `loss` without axes.
+Tensor as_scalar(const Tensor& loss) {
+    if (!loss.defined() || loss.count() != 1) {
+        throw Error("loss",
+                    fmt::format("the loss has shape {}. It must be one number: the mean over the targets, "
+                                "or a LossSum.",
+                                loss.defined() ? pretty(loss.shape()) : "none"));
+    }
+    return loss.ndim() == 0 ? loss : loss.reshape({});
+}
+
+}  // namespace
+
+std::int64_t count_targets(const data::Batch& batch) {
+    constexpr std::int64_t ignored = -100;
+    if (!batch.targets.defined()) return batch.inputs.size(0);
+    if (!is_integer(batch.targets.dtype())) return batch.targets.ndim() == 0 ? 1 : batch.targets.size(0);
+    const NoGrad guard;
+    return sum(batch.targets != ignored).item<std::int64_t>();
+}
+
+LossFunction::LossFunction(nn::Module& module)
+    : mean_([&module](const Tensor& inputs, const Tensor& targets) { return module.loss(inputs, targets); }) {
+}
+
+LossSum LossFunction::operator()(const Tensor& inputs, const Tensor& targets, std::int64_t count) const {
+    if (mean_) return {as_scalar(mean_(inputs, targets)) * static_cast<double>(count), count};
+    LossSum loss = sum_(inputs, targets);
+    loss.sum = as_scalar(loss.sum);
+    if (loss.count < 0) throw Error("loss", fmt::format("the count of a LossSum is {}.", loss.count));
+    return loss;
+}
+
+}  // namespace potluck

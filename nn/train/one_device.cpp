@@ -1,0 +1,165 @@
+#include "nn/train/one_device.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/grad_mode.h"
+#include "autograd/tape.h"
+#include "core/factories.h"
+#include "nn/train/clip.h"
+
+namespace potluck {
+namespace {
+
+Tensor on(Device device, const Tensor& x) { return x.defined() ? x.to(device) : x; }
+
+}  // namespace
+
+/// What the module's buffers (running statistics) held before an update.
+class OneDevice::SavedBuffers {
+public:
+    explicit SavedBuffers(nn::Module& module) : module_(module) {
+        const NoGrad guard;
+        for (const auto& [name, buffer] : module.named_buffers()) saved_.push_back({buffer, buffer.clone()});
+    }
+
+    void restore() {
+        const NoGrad guard;
+        for (const auto& [buffer, values] : saved_) buffer.copy_(values);
+        // A module may also have put another tensor in the place of its buffer.
+        std::size_t next = 0;
+        module_.replace_tensors([&](const Tensor& tensor, nn::Member::Kind kind) {
+            return kind == nn::Member::Kind::buffer && next < saved_.size() ? saved_[next++].buffer : tensor;
+        });
+    }
+
+private:
+    struct Saved {
+        Tensor buffer, values;
+    };
+    nn::Module& module_;
+    std::vector<Saved> saved_;
+};
+
+OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss)
+    : module_(module), optimizer_(optimizer), loss_(loss ? std::move(loss) : LossFunction(module)) {}
+
+OneDevice::~OneDevice() {
+    for (const Tensor& parameter : buffered_) {
+        try {
+            set_gradient_buffer(parameter, {});
+        } catch (const Error&) {  // it is no longer trained, so it has no buffer
+        }
+    }
+}
+
+/// The control of this update, which goes on from the optimizer's steps (a checkpoint may have been loaded meanwhile).
+UpdateControl& OneDevice::control() {
+    const Device device = module_.parameters().front().device();
+    if (!control_ || control_->device() != device || control_->steps() != optimizer_.steps())
+        control_.emplace(device, optimizer_.steps());
+    return *control_;
+}
+
+void OneDevice::set_gradient_buffers() {
+    for (const Tensor& parameter : module_.parameters()) {
+        const bool is_half = parameter.dtype() == DType::f16 || parameter.dtype() == DType::bf16;
+        if (!is_half || !parameter.requires_grad() || parameter.node()->gradient_buffer.defined()) continue;
+        set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
+        buffered_.push_back(parameter);
+    }
+}
+
+UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
+    SavedBuffers buffers(module_);
+    try {
+        set_gradient_buffers();
+        std::vector<Tensor> losses;
+        const std::int64_t targets = add_gradients(micro_batches, request, losses);
+        UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
+        if (targets > 0) result = step(request, targets, losses);
+        if (result.outcome != UpdateResult::Outcome::applied) buffers.restore();
+        drop_gradients();
+        return result;
+    } catch (...) {
+        buffers.restore();
+        drop_gradients();
+        throw;
+    }
+}
+
+/// Adds up the gradient of the sum of all losses. Returns how many targets count, and in `losses` the sum over those of
+/// each micro-batch. One without any is left out: its mean would be 0 / 0.
+std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
+                                      const UpdateRequest& request, std::vector<Tensor>& losses) {
+    const Device device = module_.parameters().front().device();
+    std::int64_t targets = 0;
+    for (const data::Batch& batch : micro_batches) {
+        if (!batch.inputs.defined()) continue;  // no item of the global batch falls to this process
+        const std::int64_t count = count_targets(batch);
+        if (count == 0) continue;
+        const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
+        backward(loss.sum);
+        targets += loss.count;
+        losses.push_back(loss.sum.detach());
+    }
+    return targets;
+}
+
+UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
+                             std::span<const Tensor> losses) {
+    UpdateControl& numbers = control();
+    numbers.write({.learning_rate = request.learning_rate,
+                   .targets = static_cast<double>(targets),
+                   .max_norm = request.max_norm});
+    for (const Tensor& loss : losses) numbers.add_loss(loss);
+    std::vector<Tensor> gradients;
+    for (const Tensor& parameter : module_.parameters())
+        if (const Tensor gradient = parameter.grad(); gradient.defined())
+            gradients.push_back(gradient.detach());
+    numbers.measure(gradients);
+    numbers.decide();
+    optimizer_.step(numbers);
+    UpdateNumbers came;
+    try {
+        came = numbers.read();
+    } catch (...) {  // a bad element: the device has skipped the update
+        optimizer_.finish_step(false);
+        control_.reset();
+        throw;
+    }
+    optimizer_.finish_step(came.skip == 0.0);
+    UpdateResult result{.loss = came.loss_sum / static_cast<double>(targets),
+                        .gradient_norm = came.gradient_norm,
+                        .targets = targets};
+    if (came.skip != 0.0) {
+        result.outcome = UpdateResult::Outcome::not_finite;
+        result.culprit = first_non_finite_gradient(module_);
+    }
+    return result;
+}
+
+void OneDevice::drop_gradients() {
+    optimizer_.zero_grad();
+    module_.zero_grad();  // the optimizer may have only a part of it
+}
+
+LossTotal OneDevice::evaluate(data::Loader& loader) {
+    const NoGrad guard;
+    const nn::EvalMode evaluating(module_);
+    const Device device = module_.parameters().front().device();
+    const Tensor sum = zeros({}, {DType::f64, device});
+    LossTotal total;
+    for (const data::Batch& batch : loader.pass()) {
+        if (!batch.inputs.defined()) continue;
+        const std::int64_t count = count_targets(batch);
+        if (count == 0) continue;
+        const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
+        sum.add_(loss.sum);
+        total.count += loss.count;
+    }
+    total.sum = sum.item();  // the one wait
+    return total;
+}
+
+}  // namespace potluck
