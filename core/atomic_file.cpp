@@ -62,10 +62,13 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::write(const void* data, std::int64_t bytes) {
     const auto* next = static_cast<const char*>(data);
     while (bytes > 0) {
-        constexpr std::int64_t at_once = std::int64_t{1} << 30;  // Linux takes 2 GiB at most
+        // A piece is still in the processor's cache when its checksum comes after it was copied to the kernel.
+        constexpr std::int64_t at_once = std::int64_t{1} << 19;
         const ssize_t written = ::write(file_, next, static_cast<std::size_t>(std::min(bytes, at_once)));
         if (written < 0 && errno == EINTR) continue;
         if (written < 0) fail("cannot be written");
+        checksum_.add(next, written);
+        bytes_ += written;
         next += written;
         bytes -= written;
     }

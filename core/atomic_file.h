@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/checksum.h"
+
 namespace potluck {
 
 /// A file that is written beside its final place and moved there by commit(). Whoever opens the path finds the old
@@ -22,6 +24,10 @@ public:
     /// Makes the content durable (fsync), then visible (rename), then the name durable (fsync of the folder).
     void commit();
 
+    /// Of what was written.
+    std::int64_t bytes() const { return bytes_; }
+    std::string checksum() const { return checksum_.text(); }
+
 private:
     void give_name();
     [[noreturn]] void fail(const char* what) const;
@@ -32,6 +38,8 @@ private:
     std::string folder_;
     std::string temporary_;  // empty as long as the file has no name
     int file_ = -1;
+    std::int64_t bytes_ = 0;
+    Checksum checksum_;
 };
 
 }  // namespace potluck

@@ -193,7 +193,7 @@ TensorFile load_safetensors(const std::string& path) {
     return result;
 }
 
-void save_safetensors(const std::string& path, const TensorFile& file) {
+WrittenFile save_safetensors(const std::string& path, const TensorFile& file) {
     const OpScope scope("save_safetensors");
     for (const auto& [name, tensor] : file.tensors) {
         if (!tensor.defined())
@@ -208,6 +208,7 @@ void save_safetensors(const std::string& path, const TensorFile& file) {
     target.write(header.data(), static_cast<std::int64_t>(header.size()));
     for (const auto* named : order) write_tensor(target, named->second);
     target.commit();
+    return {target.bytes(), target.checksum()};
 }
 
 }  // namespace potluck

@@ -25,11 +25,17 @@ struct TensorFile {
 /// Throws Error that names the file, the tensor and both numbers.
 TensorFile load_safetensors(const std::string& path);
 
+/// A file as it was written.
+struct WrittenFile {
+    std::int64_t bytes = 0;
+    std::string xxh3;  // checksum of the whole file (XXH3 with 64 bits), 16 hexadecimal digits
+};
+
 /// Writes tensors (any strides, any device) through a temporary file in the same folder, fsync and rename: whoever
 /// reads `path` finds the old file or the new one, whole. On failure (disk full) the temporary file is removed and
 /// Error is thrown. The data begins at a multiple of 64 bytes, wide elements first and then in name order, so that
 /// every tensor is aligned for its dtype without holes, which the format forbids.
-void save_safetensors(const std::string& path, const TensorFile& file);
+WrittenFile save_safetensors(const std::string& path, const TensorFile& file);
 
 /// The same guarantee for any text or bytes: the old content or the new one, never a part.
 void write_file_atomically(const std::string& path, std::string_view content);

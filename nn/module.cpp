@@ -223,7 +223,8 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
     std::vector<std::string> unfit;
     LoadReport report;
     std::set<std::string> known;
-    for (const Tied& tied : saved_tensors_of(*this)) {
+    const std::vector<Tied> saved = saved_tensors_of(*this);
+    for (const Tied& tied : saved) {
         std::string given_name;
         Tensor given;
         for (const std::string& name : tied.names) {
@@ -263,7 +264,21 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
         throw Error("load_state_dict",
                     fmt::format("the state does not fit {}.{} Nothing was loaded.", describe(), faults));
     }
+    if (copies.empty() && !saved.empty()) {
+        throw Error(
+            "load_state_dict",
+            fmt::format("the state has no tensor of {}: it has {}, and the module {}. Nothing was loaded.",
+                        describe(), state.empty() ? "none" : state.begin()->first + " ...",
+                        saved.front().names.front() + " ..."));
+    }
     const NoGrad guard;
+    // A state may lie in the module's own memory, swapped or overlapping: it is read before that is written.
+    for (Copy& copy : copies) {
+        const bool aliases = std::any_of(copies.begin(), copies.end(), [&](const Copy& other) {
+            return copy.from.storage() == other.to.storage();
+        });
+        if (aliases && !copy.from.is_same(copy.to)) copy.from = copy.from.clone();
+    }
     for (const Copy& copy : copies) copy.to.copy_(copy.from.to(copy.to.device()));
     return report;
 }

@@ -141,7 +141,9 @@ public:
     StateDict state_dict() const;
     /// Copies `state` into this module, converting dtypes and devices. Of the names of a tied tensor one is enough; two
     /// that hold different values are an error. With `strict`, missing and unexpected names are errors; without, they
-    /// are returned. One Error lists everything that does not fit, and then nothing was changed.
+    /// are returned, but a state without any tensor of the module is an error too. The state may hold the module's own
+    /// tensors under other names, or views of them. One Error lists everything that does not fit, and then nothing was
+    /// changed.
     LoadReport load_state_dict(const StateDict& state, bool strict = true);
 
     /// Moves parameters, their gradients and buffers to a device. They stay the same tensors: every handle of them, an

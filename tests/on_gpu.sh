@@ -22,7 +22,7 @@ fail() {
 bring() {
     local folder=$1 found name
     mkdir -p "$folder"
-    for name in eigen3/Eigen eigen3/unsupported fmt spdlog nlohmann CLI doctest; do
+    for name in eigen3/Eigen eigen3/unsupported fmt spdlog nlohmann CLI doctest xxhash.h xxh3.h; do
         found=$(printf '%s\n' /usr/include /usr/local/include | while read -r place; do
             [ ! -e "$place/$name" ] || { printf '%s\n' "$place/$name" && break; }
         done)

@@ -4,14 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
-#include <vector>
+#include <utility>
 
+#include "core/checksum.h"
 #include "core/format.h"
 #include "core/safetensors.h"
 
@@ -19,32 +16,20 @@ namespace potluck {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* tied_prefix = "tied.";
 constexpr const char* step_prefix = "step_";
 constexpr const char* unfinished = ".partial";
-constexpr const char* model_file = "model.safetensors";
-constexpr const char* optimizer_file = "optimizer.safetensors";
-constexpr const char* training_file = "training.json";
-constexpr const char* marker_file = "DONE";
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:08}", step_prefix, step); }
 
 /// The step of a folder called step_00000010, or -1 for any other name.
-std::int64_t step_of(const std::string& name) {
+std::int64_t step_of(const fs::path& path) {
+    const std::string name = path.filename().string();
     const std::string digits = name.starts_with(step_prefix) ? name.substr(std::strlen(step_prefix)) : "";
     const bool all_digits =
         !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
     return all_digits ? std::stoll(digits) : -1;
-}
-
-std::string read_text(const fs::path& path) {
-    std::ifstream stream(path, std::ios::binary);
-    std::ostringstream content;
-    content << stream.rdbuf();
-    if (!stream) throw Error("checkpoint", fmt::format("{} cannot be read.", path.string()));
-    return content.str();
 }
 
 /// Makes a rename in this folder last through a power cut.
@@ -55,86 +40,153 @@ void sync_folder(const fs::path& folder) {
     close(descriptor);
 }
 
-/// The marker lists the other files with their sizes, so that a lost or cut file is noticed.
-std::string marker_of(const fs::path& checkpoint) {
-    std::string text;
-    for (const char* file : {model_file, optimizer_file, training_file}) {
-        text += fmt::format("{} {}\n", file, fs::file_size(checkpoint / file));
-    }
-    return text;
+/// Folders called like checkpoints, the newest first.
+std::vector<fs::path> checkpoints_in(const fs::path& folder) {
+    std::vector<fs::path> found;
+    std::error_code failure;
+    for (const auto& entry : fs::directory_iterator(folder, failure))
+        if (step_of(entry.path()) >= 0) found.push_back(entry.path());
+    std::sort(found.begin(), found.end(),
+              [](const fs::path& a, const fs::path& b) { return step_of(a) > step_of(b); });
+    return found;
 }
 
 bool is_complete(const fs::path& checkpoint) {
-    std::error_code failure;
-    if (!fs::is_regular_file(checkpoint / marker_file, failure)) return false;
     try {
-        return read_text(checkpoint / marker_file) == marker_of(checkpoint);
-    } catch (const std::exception&) {  // a file is missing
+        read_manifest(checkpoint);
+        return true;
+    } catch (const Error&) {
         return false;
     }
 }
 
-/// Complete checkpoints, the newest first.
-std::vector<fs::path> complete_checkpoints(const fs::path& folder) {
-    std::vector<fs::path> found;
-    std::error_code failure;
-    for (const auto& entry : fs::directory_iterator(folder, failure)) {
-        if (step_of(entry.path().filename().string()) >= 0 && is_complete(entry.path()))
-            found.push_back(entry.path());
+/// Throws Error that names the first file whose content is not what was written.
+void verify_checksums(const Manifest& manifest, const fs::path& checkpoint) {
+    for (const Manifest::File& file : manifest.files) {
+        if (file.xxh3.empty()) continue;  // version 1
+        const fs::path path = checkpoint / file.name;
+        const std::string found = checksum_of_file("load_checkpoint", path);
+        if (found != file.xxh3)
+            throw Error(
+                "load_checkpoint",
+                fmt::format("{} is not what was written: its checksum is {}, not {}. It is damaged or "
+                            "comes from another checkpoint. Use an older checkpoint.",
+                            path.string(), found, file.xxh3));
     }
-    std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
-        return step_of(a.filename().string()) > step_of(b.filename().string());
-    });
-    return found;
 }
 
-std::string to_json(const TrainingState& state) {
-    json generators = json::object();
-    for (const auto& [device, key] : state.generators) {
-        generators[device] = {{"seed", key.seed}, {"offset", key.offset}};
-    }
-    const json content = {{"step", state.step},
-                          {"epochs", state.epochs},
-                          {"loader",
-                           {{"seed", state.loader.seed},
-                            {"epoch", state.loader.epoch},
-                            {"item", state.loader.item},
-                            {"size", state.loader.size}}},
-                          {"generators", generators}};
-    return content.dump(2) + "\n";
-}
-
-TrainingState training_state_of(const fs::path& path) {
-    try {
-        const json content = json::parse(read_text(path));
-        const json& loader = content.at("loader");
-        TrainingState state;
-        content.at("step").get_to(state.step);
-        content.at("epochs").get_to(state.epochs);
-        loader.at("seed").get_to(state.loader.seed);
-        loader.at("epoch").get_to(state.loader.epoch);
-        loader.at("item").get_to(state.loader.item);
-        loader.at("size").get_to(state.loader.size);
-        for (const auto& [device, key] : content.at("generators").items()) {
-            state.generators[device] = {key.at("seed").get<std::uint64_t>(),
-                                        key.at("offset").get<std::uint64_t>()};
+/// Every tensor whole, from however many files.
+nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint) {
+    std::map<std::string, TensorFile> files;
+    for (const Manifest::File& file : manifest.files)
+        if (file.name.ends_with(".safetensors"))
+            files.emplace(file.name, load_safetensors(checkpoint / file.name));
+    nn::StateDict tensors;
+    for (const auto& [name, described] : manifest.tensors) {
+        const auto stored = [&, &name = name, &dtype = described.dtype](const Manifest::Part& part) {
+            const auto file = files.find(part.file);
+            const bool is_there = file != files.end() && file->second.tensors.contains(part.stored_as);
+            Tensor tensor = is_there ? file->second.tensors.at(part.stored_as) : Tensor();
+            if (!is_there || tensor.dtype() != dtype || tensor.count() != part.end - part.begin)
+                throw Error("load_checkpoint", fmt::format("{} does not hold elements {} to {} of {} as {}.",
+                                                           (checkpoint / part.file).string(), part.begin,
+                                                           part.end, name, dtype));
+            return tensor;
+        };
+        Tensor whole;
+        if (described.parts.size() == 1) {
+            whole = stored(described.parts.front());
+            whole = whole.alias(described.shape, contiguous_strides(described.shape), whole.offset());
+        } else {
+            whole = Tensor::empty(described.shape, {described.dtype});
+            for (const Manifest::Part& part : described.parts) {
+                const Tensor tensor = stored(part);
+                if (tensor.count() > 0)
+                    std::memcpy(
+                        static_cast<std::byte*>(whole.raw_data()) + part.begin * size_of(whole.dtype()),
+                        tensor.raw_data(), static_cast<std::size_t>(tensor.bytes()));
+            }
         }
-        return state;
-    } catch (const json::exception& error) {
-        throw Error("load_checkpoint", fmt::format("{} is damaged: {}", path.string(), error.what()));
+        tensors.emplace(name, std::move(whole));
+    }
+    return tensors;
+}
+
+/// What checked files say goes into the module, the optimizer and the generators.
+void apply(const Manifest& manifest, const fs::path& checkpoint, nn::Module& module,
+           optim::Optimizer& optimizer) {
+    const std::string prefix = Manifest::optimizer_prefix;
+    nn::StateDict model, optimizer_state;
+    for (auto& [name, tensor] : read_tensors(manifest, checkpoint)) {
+        if (name.starts_with(prefix))
+            optimizer_state.emplace(name.substr(prefix.size()), tensor);
+        else
+            model.emplace(name, tensor);
+    }
+    for (const auto& [name, first_name] : manifest.tied)
+        if (const auto first = model.find(first_name); first != model.end())
+            model.emplace(name, first->second);
+    try {
+        module.load_state_dict(model);
+        optimizer.load_state_dict(optimizer_state);
+    } catch (const Error& error) {
+        throw Error("load_checkpoint", fmt::format("{}: {}", checkpoint.string(), error.what()));
+    }
+    for (const auto& [device, key] : manifest.state.generators)
+        default_generator(parse_device(device)).set_state(key);
+}
+
+/// The tensors of a module, tied ones once.
+nn::StateDict stored_tensors(const nn::Module& module) {
+    nn::StateDict tensors = module.state_dict();
+    for (const auto& [name, first_name] : module.tied_names()) tensors.erase(name);
+    return tensors;
+}
+
+/// Other programs ask a file for its "format", and take "pt".
+std::map<std::string, std::string> metadata_of(const std::map<std::string, std::string>& tied) {
+    std::map<std::string, std::string> metadata = {{"format", "pt"}};
+    for (const auto& [name, first_name] : tied) metadata[tied_prefix + name] = first_name;
+    return metadata;
+}
+
+/// Writes one file of a rank, and notes it in the manifest. Nothing to write makes no file.
+void write_parts(const fs::path& folder, const std::string& name, const TensorParts& parts,
+                 const std::string& prefix, const std::map<std::string, std::string>& tied,
+                 Manifest& manifest) {
+    if (parts.empty()) return;
+    TensorFile file{{}, metadata_of(tied)};
+    for (const auto& [tensor_name, part] : parts) {
+        const std::string full_name = prefix + tensor_name;
+        std::int64_t count = 1;
+        for (const std::int64_t size : part.shape) count *= size;
+        const std::int64_t held = part.values.defined() ? part.values.count() : -1;
+        if (held < 0 || part.begin < 0 || part.begin > count - held)
+            throw Error("save_checkpoint", fmt::format("{} elements from {} on do not lie in {} of shape {}.",
+                                                       held, part.begin, full_name, pretty(part.shape)));
+        file.tensors[full_name] = part.values;
+        manifest.tensors[full_name] = {
+            part.shape, part.values.dtype(), {{name, part.begin, part.begin + held, full_name}}};
+    }
+    const WrittenFile written = save_safetensors(folder / name, file);
+    manifest.files.push_back({name, written.bytes, written.xxh3});
+}
+
+/// Calls `write`; what the file system refuses is an Error.
+template <class Write>
+auto writing(const fs::path& path, Write&& write) {
+    try {
+        return write();
+    } catch (const fs::filesystem_error& error) {
+        throw Error("save_checkpoint",
+                    fmt::format("cannot write {}: {}", path.string(), error.code().message()));
     }
 }
 
 }  // namespace
 
 void save(const nn::Module& module, const std::string& path) {
-    TensorFile file;
-    file.tensors = module.state_dict();
-    for (const auto& [name, first_name] : module.tied_names()) {
-        file.tensors.erase(name);
-        file.metadata[tied_prefix + name] = first_name;
-    }
-    save_safetensors(path, file);
+    save_safetensors(path, {stored_tensors(module), metadata_of(module.tied_names())});
 }
 
 nn::LoadReport load(nn::Module& module, const std::string& path, bool strict) {
@@ -162,26 +214,50 @@ std::map<std::string, RandomKey> generator_states(const nn::Module& module) {
     return states;
 }
 
-std::string save_checkpoint(const std::string& folder, const nn::Module& module,
-                            const optim::Optimizer& optimizer, const TrainingState& state,
-                            std::int64_t keep) {
-    if (keep < 0 || state.step < 0) {
-        throw Error("save_checkpoint",
-                    fmt::format("keep is {} and step is {}. They must not be negative.", keep, state.step));
-    }
-    const fs::path complete = fs::path(folder) / step_name(state.step);
-    const fs::path partial = complete.string() + unfinished;
-    const fs::path replaced = complete.string() + ".replaced";
-    try {
+TensorParts whole_parts(const nn::StateDict& tensors) {
+    TensorParts parts;
+    for (const auto& [name, tensor] : tensors) parts[name] = {tensor, tensor.shape(), 0};
+    return parts;
+}
+
+std::string begin_checkpoint(const std::string& folder, std::int64_t step) {
+    if (step < 0) throw Error("save_checkpoint", fmt::format("step is {}. It must not be negative.", step));
+    const fs::path partial = fs::path(folder) / (step_name(step) + unfinished);
+    return writing(partial, [&] {
         fs::create_directories(folder);
         for (const auto& entry : fs::directory_iterator(folder)) {  // left over from a run that was killed
             if (entry.path().extension() == unfinished) fs::remove_all(entry.path());
         }
         fs::create_directory(partial);
-        save(module, partial / model_file);
-        save_safetensors(partial / optimizer_file, {optimizer.state_dict(), {}});
-        write_file_atomically(partial / training_file, to_json(state));
-        write_file_atomically(partial / marker_file, marker_of(partial));
+        return partial.string();
+    });
+}
+
+Manifest write_checkpoint_parts(const std::string& partial, std::int64_t rank, const TensorParts& model,
+                                const TensorParts& optimizer,
+                                const std::map<std::string, std::string>& tied) {
+    for (const auto& [name, part] : model)
+        if (name.starts_with(Manifest::optimizer_prefix))
+            throw Error("save_checkpoint",
+                        fmt::format("a tensor of the module is called {}. Names that begin with {} are for "
+                                    "the optimizer's.",
+                                    name, Manifest::optimizer_prefix));
+    Manifest manifest;
+    manifest.tied = tied;
+    write_parts(partial, fmt::format("model-{}.safetensors", rank), model, "", tied, manifest);
+    write_parts(partial, fmt::format("optimizer-{}.safetensors", rank), optimizer, Manifest::optimizer_prefix,
+                {}, manifest);
+    return manifest;
+}
+
+std::string finish_checkpoint(const std::string& folder, const Manifest& manifest, std::int64_t keep) {
+    if (keep < 0) throw Error("save_checkpoint", fmt::format("keep is {}. It must not be negative.", keep));
+    manifest.check("save_checkpoint");
+    const fs::path complete = fs::path(folder) / step_name(manifest.state.step);
+    const fs::path partial = complete.string() + unfinished;
+    const fs::path replaced = complete.string() + ".replaced";
+    return writing(complete, [&] {
+        write_file_atomically(partial / manifest_file, to_json(manifest));
         sync_folder(partial);
         fs::remove_all(replaced);
         if (fs::exists(complete))
@@ -189,48 +265,71 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
         fs::rename(partial, complete);
         sync_folder(folder);
         fs::remove_all(replaced);
-        const std::vector<fs::path> checkpoints = complete_checkpoints(folder);
-        for (std::size_t i = static_cast<std::size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
-            if (checkpoints[i] == complete) continue;  // older steps may follow a newer run's
-            fs::remove(checkpoints[i] / marker_file);  // first, so that no half-removed folder looks complete
-            fs::remove_all(checkpoints[i]);
+        if (keep > 0) {
+            std::int64_t kept = 0;
+            for (const fs::path& checkpoint : checkpoints_in(folder)) {
+                if (!is_complete(checkpoint)) continue;
+                if (kept++ < keep || checkpoint == complete)
+                    continue;  // older steps may follow a newer run's
+                fs::remove(checkpoint /
+                           manifest_file);  // first, so that no half-removed folder looks complete
+                fs::remove_all(checkpoint);
+            }
         }
-    } catch (const fs::filesystem_error& error) {
-        std::error_code ignored;
-        fs::remove_all(partial, ignored);
-        throw Error("save_checkpoint",
-                    fmt::format("cannot write {}: {}", complete.string(), error.code().message()));
+        return complete.string();
+    });
+}
+
+std::string save_checkpoint(const std::string& folder, const nn::Module& module,
+                            const optim::Optimizer& optimizer, const TrainingState& state,
+                            std::int64_t keep) {
+    if (keep < 0) throw Error("save_checkpoint", fmt::format("keep is {}. It must not be negative.", keep));
+    const std::string partial = begin_checkpoint(folder, state.step);
+    try {
+        Manifest manifest = write_checkpoint_parts(partial, 0, whole_parts(stored_tensors(module)),
+                                                   whole_parts(optimizer.state_dict()), module.tied_names());
+        manifest.state = state;
+        return finish_checkpoint(folder, manifest, keep);
     } catch (...) {
         std::error_code ignored;
         fs::remove_all(partial, ignored);
         throw;
     }
-    return complete;
 }
 
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer) {
-    const fs::path checkpoint = path;
-    if (!fs::is_directory(checkpoint)) {
-        throw Error("load_checkpoint", fmt::format("there is no checkpoint {}.", path));
-    }
-    if (!is_complete(checkpoint)) {
-        throw Error(
-            "load_checkpoint",
-            fmt::format("{} is not complete: its files do not agree with the marker {}. Use an older one.",
-                        path, marker_file));
-    }
-    const TrainingState state = training_state_of(checkpoint / training_file);
-    const TensorFile optimizer_state = load_safetensors(checkpoint / optimizer_file);
-    load(module, checkpoint / model_file);
-    optimizer.load_state_dict(optimizer_state.tensors);
-    for (const auto& [device, key] : state.generators) default_generator(parse_device(device)).set_state(key);
-    return state;
+    const Manifest manifest = read_manifest(path);
+    verify_checksums(manifest, path);
+    apply(manifest, path, module, optimizer);
+    return manifest.state;
 }
 
 std::optional<std::string> latest_checkpoint(const std::string& folder) {
-    const std::vector<fs::path> checkpoints = complete_checkpoints(folder);
-    if (checkpoints.empty()) return std::nullopt;
-    return checkpoints.front().string();
+    for (const fs::path& checkpoint : checkpoints_in(folder))
+        if (is_complete(checkpoint)) return checkpoint.string();
+    return std::nullopt;
+}
+
+ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
+                                         optim::Optimizer& optimizer) {
+    ResumedCheckpoint resumed;
+    for (const fs::path& checkpoint : checkpoints_in(folder)) {
+        Manifest manifest;
+        try {
+            manifest = read_manifest(checkpoint);
+            verify_checksums(manifest, checkpoint);
+        } catch (const Error& error) {
+            resumed.damaged.emplace_back(error.what());
+            continue;
+        }
+        apply(manifest, checkpoint, module, optimizer);
+        resumed.path = checkpoint.string();
+        resumed.state = manifest.state;
+        return resumed;
+    }
+    throw Error("load_checkpoint",
+                fmt::format("there is no complete checkpoint in {} to resume from.{}{}", folder,
+                            resumed.damaged.empty() ? "" : " ", fmt::join(resumed.damaged, " ")));
 }
 
 }  // namespace potluck

@@ -4,11 +4,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/random.h"
-#include "data/loader.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
+#include "nn/train/manifest.h"
 
 namespace potluck {
 
@@ -21,29 +22,63 @@ void save(const nn::Module& module, const std::string& path);
 /// agree.
 nn::LoadReport load(nn::Module& module, const std::string& path, bool strict = true);
 
-/// Where a training run stands, besides its module and its optimizer.
-struct TrainingState {
-    std::int64_t step = 0;    // updates done
-    std::int64_t epochs = 0;  // epochs done
-    data::LoaderState loader = {};
-    std::map<std::string, RandomKey> generators = {};  // of the devices in use, by name
-};
-
-/// Writes everything that a run needs to go on as if it had never stopped to `folder`/step_00000010:
-/// model.safetensors (as save() writes it), optimizer.safetensors, training.json, and last the marker DONE. All of it is
-/// written under another name, which is changed when it is complete. Of the complete checkpoints in `folder` the newest
-/// `keep` stay (0: all). Returns the path.
+/// Writes everything that a run needs to go on as if it had never stopped to `folder`/step_00000010: the tensors in
+/// model-0.safetensors (as save() writes it) and optimizer-0.safetensors, and last manifest.json (nn/train/manifest.h),
+/// which lists them with their checksums and marks the checkpoint as complete. All of it is written under another name,
+/// which is changed when it is complete. Of the complete checkpoints in `folder` the newest `keep` stay (0: all). Returns
+/// the path.
 std::string save_checkpoint(const std::string& folder, const nn::Module& module,
                             const optim::Optimizer& optimizer, const TrainingState& state,
                             std::int64_t keep = 0);
 
-/// Reads such a checkpoint (the path of one step) into a module and an optimizer, sets the generators of the devices,
-/// and returns the rest. Throws Error that names what is missing or does not fit.
+/// Reads a checkpoint (the path of one step), in however many files its tensors lie, into a module and an optimizer, sets
+/// the generators of the devices, and returns the rest. Also reads those of version 1, which end with a file DONE instead
+/// of a manifest. Throws Error that names the file that is missing, damaged, or of another checkpoint (by its checksum),
+/// or what does not fit.
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer);
 
-/// The path of the newest complete checkpoint in `folder`; those that were cut off in the writing, or have lost a part
-/// since, do not count. None when there is none.
+/// The path of the newest complete checkpoint in `folder`, by manifest and file sizes: those that were cut off in the
+/// writing, or have lost a part since, do not count. None when there is none.
 std::optional<std::string> latest_checkpoint(const std::string& folder);
+
+struct ResumedCheckpoint {
+    std::string path;
+    TrainingState state;
+    std::vector<std::string> damaged;  // newer ones that were passed over, and why: a sentence each
+};
+
+/// Reads the newest checkpoint in `folder` that is sound, checksums included, as load_checkpoint() does. Throws Error
+/// when there is none, with what is wrong with each, and when the sound one does not fit.
+ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
+                                         optim::Optimizer& optimizer);
+
+// ---- what save_checkpoint() is made of, for ranks that hold a part each ----
+
+/// A tensor, or consecutive elements of it in row-major order.
+struct TensorPart {
+    Tensor values;           // the whole, or its elements flat
+    Shape shape;             // of the whole
+    std::int64_t begin = 0;  // number of the first of these elements in the whole
+};
+using TensorParts = std::map<std::string, TensorPart>;
+
+/// Whole tensors as parts.
+TensorParts whole_parts(const nn::StateDict& tensors);
+
+/// Makes the folder that the checkpoint of `step` is written in, and sweeps up what was never finished. The root rank
+/// calls it before any other writes.
+std::string begin_checkpoint(const std::string& folder, std::int64_t step);
+
+/// Writes what one rank holds to model-<rank>.safetensors and optimizer-<rank>.safetensors in that folder (none where it
+/// holds nothing), and returns what the manifest says of it. `tied` are the further names of tied tensors. Throws Error
+/// when `values` do not lie in `shape`.
+Manifest write_checkpoint_parts(const std::string& partial, std::int64_t rank, const TensorParts& model,
+                                const TensorParts& optimizer, const std::map<std::string, std::string>& tied);
+
+/// Writes the manifest, which holds what all ranks wrote (Manifest::add()) and the state, gives the checkpoint its name,
+/// and removes all but the newest `keep`. The root rank calls it when all are done. Returns the path. Throws Error when
+/// a tensor is not covered by its parts.
+std::string finish_checkpoint(const std::string& folder, const Manifest& manifest, std::int64_t keep);
 
 /// The generators of the CPU and of the devices that a module's tensors are on, as TrainingState keeps them.
 std::map<std::string, RandomKey> generator_states(const nn::Module& module);

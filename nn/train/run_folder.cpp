@@ -1,5 +1,6 @@
 #include "nn/train/run_folder.h"
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -33,20 +34,24 @@ json to_json(const StepMetrics& metrics) {
     return line;
 }
 
+/// What an object of metrics.jsonl tells; fields that it lacks, or that hold no number, keep their defaults.
 StepMetrics metrics_of(const json& line) {
     StepMetrics metrics;
-    line.at("step").get_to(metrics.step);
-    line.at("epoch").get_to(metrics.epoch);
-    line.at("loss").get_to(metrics.loss);
-    line.at("learning_rate").get_to(metrics.learning_rate);
-    line.at("gradient_norm").get_to(metrics.gradient_norm);
-    line.at("tokens").get_to(metrics.tokens);
-    line.at("seconds").get_to(metrics.seconds);
-    line.at("tokens_per_second").get_to(metrics.tokens_per_second);
-    line.at("memory_bytes").get_to(metrics.memory_bytes);
+    const auto read = [&](const char* name, auto& value) {
+        const auto field = line.find(name);
+        if (field != line.end() && field->is_number()) field->get_to(value);
+    };
+    read("step", metrics.step);
+    read("epoch", metrics.epoch);
+    read("loss", metrics.loss);
+    read("learning_rate", metrics.learning_rate);
+    read("gradient_norm", metrics.gradient_norm);
+    read("tokens", metrics.tokens);
+    read("seconds", metrics.seconds);
+    read("tokens_per_second", metrics.tokens_per_second);
+    read("memory_bytes", metrics.memory_bytes);
     metrics.validated = line.contains("val_loss");
-    if (metrics.validated && !line.at("val_loss").is_null())
-        metrics.validation_loss = line.at("val_loss").get<double>();
+    if (double loss = std::nan(""); read("val_loss", loss), !std::isnan(loss)) metrics.validation_loss = loss;
     return metrics;
 }
 
@@ -75,11 +80,12 @@ std::optional<StepMetrics> RunFolder::rewind(std::int64_t step) {
     std::string kept;
     for (std::string line; std::getline(stream, line);) {
         const json object = json::parse(line, nullptr, false);
-        if (object.is_discarded() || !object.contains("step"))
-            continue;  // cut off when the program was killed
-        if (object.at("step").get<std::int64_t>() > step) continue;
+        const bool has_step =
+            object.is_object() && object.contains("step") && object["step"].is_number_integer();
+        if (!has_step) continue;  // cut off when the program was killed
+        if (object["step"].get<std::int64_t>() > step) continue;
         kept += line + "\n";
-        last = metrics_of(object);
+        if (object.contains("loss") && object["loss"].is_number()) last = metrics_of(object);
     }
     metrics_.close();
     write_file_atomically(path_ + metrics_file, kept);

@@ -43,7 +43,9 @@ public:
     RunFolder(std::string path, bool resume);
 
     std::string checkpoints() const { return path_ + "/checkpoints"; }
-    /// Drops the metrics of steps after `step`, which a resumed run will do again. Returns those of the last one kept.
+    /// Drops the metrics of steps after `step`, which a resumed run will do again, and lines that are no JSON object with
+    /// a step (cut off when the program was killed). Returns those of the last line kept that has a loss; fields that it
+    /// lacks keep their defaults.
     std::optional<StepMetrics> rewind(std::int64_t step);
     /// Adds a line to metrics.jsonl. Throws Error when it cannot be written (disk full).
     void append(const StepMetrics& metrics);

@@ -119,21 +119,18 @@ void Trainer::start(Run& run) {
     module_.train();
     module_.zero_grad();
     if (!options_.resume) return;
-    const std::optional<std::string> path = latest_checkpoint(run.folder->checkpoints());
-    if (!path) {
-        throw Error("trainer", fmt::format("there is no complete checkpoint in {} to resume from.",
-                                           options_.run_folder));
-    }
-    const TrainingState state = load_checkpoint(*path, module_, optimizer_);
+    const ResumedCheckpoint resumed = load_latest_checkpoint(run.folder->checkpoints(), module_, optimizer_);
+    for (const std::string& damaged : resumed.damaged) run.progress.say("passed over: " + damaged);
+    const TrainingState& state = resumed.state;
     loader_.set_state(state.loader);
     step_ = run.saved_step = state.step;
     epochs_ = state.epochs;
-    run.checkpoint = *path;
+    run.checkpoint = resumed.path;
     if (const std::optional<StepMetrics> last = run.folder->rewind(step_)) {
         run.train_loss = last->loss;
         run.validation_loss = last->validation_loss;
     }
-    run.progress.say(fmt::format("resumed from {} at step {}", *path, step_));
+    run.progress.say(fmt::format("resumed from {} at step {}", resumed.path, step_));
 }
 
 void Trainer::run_epoch(Run& run) {

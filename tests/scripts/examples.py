@@ -150,7 +150,7 @@ def whole_run():
     for key in ("final_train_loss", "final_val_loss", "steps", "tokens_per_second", "mfu", "mfu_formula", "peak_memory_bytes"):
         require(summary.get(key) is not None, f"{key} is missing in {summary}")
     require(summary["steps"] == 60 and summary["final_train_loss"] == lines[-1]["loss"], summary)
-    require((checkpoint_of("whole", 60) / "DONE").exists(), "no checkpoint")
+    require((checkpoint_of("whole", 60) / "manifest.json").exists(), "no checkpoint")
     require(re.search(r"step 20/60  loss [0-9.]+ .*tokens/s", output), f"no plain line:\n{output}")
     require("\r" not in output, "the output is no terminal, and a line was rewritten")
     written = output.split("--- what it writes ---\n")[-1]
@@ -178,7 +178,7 @@ def same_bits():
         trained(name, "--steps", 15, "--sample-tokens", 0, *options)
         losses.append([line["loss"] for line in metrics_of(name)])
     require(losses[0] == losses[1], f"{losses[0]}\n{losses[1]}")
-    models = [(checkpoint_of(name, 15) / "model.safetensors").read_bytes() for name in ("bits_1", "bits_2")]
+    models = [(checkpoint_of(name, 15) / "model-0.safetensors").read_bytes() for name in ("bits_1", "bits_2")]
     require(models[0] == models[1], "the losses agree, the weights do not")
 
 
@@ -200,7 +200,7 @@ def stop_and_resume():
     require(status == 130, f"it ended with {status}:\n{output}")
     stopped_at = len(metrics_of("stopped"))
     require(20 <= stopped_at < steps, f"it stopped at step {stopped_at}")
-    require((checkpoint_of("stopped", stopped_at) / "DONE").exists(), f"no checkpoint:\n{output}")
+    require((checkpoint_of("stopped", stopped_at) / "manifest.json").exists(), f"no checkpoint:\n{output}")
     advice = re.search(r"^To go on: +(.+)$", output, re.MULTILINE)
     require(advice, f"it does not say how to go on:\n{output}")
     resumed = shell(["bash", "-c", advice[1]], cwd=folder)
@@ -208,7 +208,7 @@ def stop_and_resume():
     lines = metrics_of("stopped")
     require([line["step"] for line in lines] == list(range(1, steps + 1)), "steps are missing or doubled")
     require([line["loss"] for line in lines] == [line["loss"] for line in metrics_of("unbroken")], "other losses")
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    for file in ("model-0.safetensors", "optimizer-0.safetensors"):
         pair = [(checkpoint_of(name, steps) / file).read_bytes() for name in ("unbroken", "stopped")]
         require(pair[0] == pair[1], f"{file} differs")
 
@@ -220,7 +220,7 @@ def killed():
                                cwd=folder, stdout=subprocess.DEVNULL)
     # An unfinished checkpoint has another name, step_00000010.partial.
     def finished_steps():
-        return [int(done.parent.name[5:]) for done in (folder / "killed").glob("checkpoints/step_????????/DONE")]
+        return [int(done.parent.name[5:]) for done in (folder / "killed").glob("checkpoints/step_????????/manifest.json")]
 
     finished = wait_for(finished_steps, seconds=200)
     process.kill()
@@ -356,13 +356,13 @@ def bad_resume():
 
     refused(["--resume", damaged("bad_settings", lambda run: cut(run / "settings.json"))], "settings.json", "damaged")
     # The newest checkpoint is cut off: the one before it serves.
-    name = damaged("one_cut", lambda run: cut(run / "checkpoints" / "step_00000006" / "model.safetensors"))
+    name = damaged("one_cut", lambda run: cut(run / "checkpoints" / "step_00000006" / "model-0.safetensors"))
     result = train("--resume", name, "--sample-tokens", 0)
     require(result.returncode == 0 and "at step 3" in result.stdout, result.stdout)
     require([line["step"] for line in metrics_of(name)] == list(range(1, 7)), "steps are missing or doubled")
     # Both are.
     def cut_all(run):
-        for model in run.glob("checkpoints/*/model.safetensors"):
+        for model in run.glob("checkpoints/*/model-0.safetensors"):
             cut(model)
     refused(["--resume", damaged("all_cut", cut_all), "--steps", "9"], "checkpoint")
     # A text that has changed since.

@@ -20,6 +20,7 @@ Eigen/Core              libeigen3-dev
 fmt/format.h            libfmt-dev
 spdlog/spdlog.h         libspdlog-dev
 nlohmann/json.hpp       nlohmann-json3-dev
+xxhash.h                libxxhash-dev
 CLI/CLI.hpp             libcli11-dev
 oneapi/dnnl/dnnl.hpp    libdnnl-dev
 doctest/doctest.h       doctest-dev
@@ -41,7 +42,7 @@ missing_packages() {
     while read -r name package; do
         case $name in
             '') ;;
-            */*) headers+="$name $package"$'\n' ;;
+            */* | *.h) headers+="$name $package"$'\n' ;;
             *) command -v "$name" >/dev/null || printf '%s\n' "$package" ;;
         esac
     done <<<"$1"

@@ -147,22 +147,30 @@ TEST_CASE("checkpoint: the newest complete one counts, cut ones do not") {
     Net net;
     optim::SGD optimizer(net);
 
-    fs::remove(hundred + "/DONE");  // the program was killed before the marker
+    fs::remove(hundred + "/manifest.json");  // the program was killed before it was written
     CHECK(latest_checkpoint(folder.path()) == ten);
     check_error([&] { load_checkpoint(hundred, net, optimizer); }, {"[load_checkpoint]", "not complete"});
 
-    fs::resize_file(ten + "/model.safetensors", fs::file_size(ten + "/model.safetensors") - 1);
+    const std::string cut = ten + "/model-0.safetensors";
+    fs::resize_file(cut, fs::file_size(cut) - 1);
     CHECK(latest_checkpoint(folder.path()) == five);
+    check_error([&] { load_checkpoint(ten, net, optimizer); }, {cut.c_str(), "bytes"});
     fs::create_directories(folder / "step_00000200.partial");
     fs::create_directories(folder / "step_abc");
     test::write_file(folder / "step_00000300", "");
     CHECK(latest_checkpoint(folder.path()) == five);
 
     const Tensor before = net.layer.weight.clone();
-    test::write_file(five + "/training.json", std::string(fs::file_size(five + "/training.json"), '?'));
-    check_error([&] { load_checkpoint(five, net, optimizer); }, {"training.json", "damaged"});
+    const std::string manifest = five + "/manifest.json";
+    const std::string content = test::read_file(manifest);
+    test::write_file(manifest, std::string(fs::file_size(manifest), '?'));
+    check_error([&] { load_checkpoint(five, net, optimizer); }, {manifest.c_str(), "damaged"});
+    CHECK_FALSE(latest_checkpoint(folder.path()).has_value());
+    check_error([&] { load_latest_checkpoint(folder.path(), net, optimizer); },
+                {"no complete checkpoint", manifest.c_str(), cut.c_str(), hundred.c_str()});
     CHECK(same(net.layer.weight.detach(), before.detach()));
     check_error([&] { load_checkpoint(folder / "none", net, optimizer); }, {"there is no checkpoint"});
+    test::write_file(manifest, content);
 
     save_at(folder.path(), 100);  // replaces the cut one, and sweeps up what was never finished
     CHECK(latest_checkpoint(folder.path()) == hundred);

@@ -81,7 +81,7 @@ void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t
 /// What a run left: its losses as they stand in the file, and the bytes of its last checkpoint.
 struct Outcome {
     std::vector<std::string> losses;
-    std::string model, optimizer, training;
+    std::string model, optimizer, manifest;
 
     friend bool operator==(const Outcome&, const Outcome&) = default;
 };
@@ -94,9 +94,9 @@ Outcome outcome_of(const std::string& folder) {
         outcome.losses.push_back(line["loss"].dump() + " " + line["gradient_norm"].dump());
     }
     const std::string checkpoint = folder + "/checkpoints/step_00000020/";
-    outcome.model = test::read_file(checkpoint + "model.safetensors");
-    outcome.optimizer = test::read_file(checkpoint + "optimizer.safetensors");
-    outcome.training = test::read_file(checkpoint + "training.json");
+    outcome.model = test::read_file(checkpoint + "model-0.safetensors");
+    outcome.optimizer = test::read_file(checkpoint + "optimizer-0.safetensors");
+    outcome.manifest = test::read_file(checkpoint + "manifest.json");
     CHECK(step == 20);
     CHECK_FALSE(outcome.model.empty());
     return outcome;
@@ -106,7 +106,7 @@ void check_equal(const Outcome& a, const Outcome& b) {
     CHECK(a.losses == b.losses);
     CHECK(a.model == b.model);
     CHECK(a.optimizer == b.optimizer);
-    CHECK(a.training == b.training);
+    CHECK(a.manifest == b.manifest);
 }
 
 }  // namespace

@@ -277,7 +277,7 @@ TEST_CASE("trainer: a folder that holds a run is not overwritten") {
     CHECK(test::read_file(folder / "run/metrics.jsonl") == metrics);
     check_error([&] { train(folder / "absent", true); }, {"[run_folder]", "absent"});
     fs::create_directories(folder / "empty");
-    check_error([&] { train(folder / "empty", true); }, {"[trainer]", "no complete checkpoint"});
+    check_error([&] { train(folder / "empty", true); }, {"no complete checkpoint"});
     test::write_file(folder / "file", "");
     check_error([&] { train(folder / "file/run", false); }, {"[run_folder]", "cannot write"});
 }

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/random.h"
+#include "core/tensor.h"
+#include "data/loader.h"
+
+namespace potluck {
+
+/// Where a training run stands, besides its module and its optimizer.
+struct TrainingState {
+    std::int64_t step = 0;    // updates done
+    std::int64_t epochs = 0;  // epochs done
+    data::LoaderState loader = {};
+    std::map<std::string, RandomKey> generators = {};  // of the devices in use, by name
+};
+
+/// What a checkpoint consists of: the content of its manifest.json.
+struct Manifest {
+    struct File {
+        std::string name;
+        std::int64_t bytes = 0;
+        std::string xxh3;  // checksum of the file, 16 hexadecimal digits; empty in version 1, which had none
+    };
+    /// Elements begin .. end-1 of a tensor, in row-major order, are the tensor `stored_as` of a file.
+    struct Part {
+        std::string file;
+        std::int64_t begin = 0, end = 0;
+        std::string stored_as;
+    };
+    struct Described {
+        Shape shape;  // of the whole
+        DType dtype = DType::f32;
+        std::vector<Part> parts;
+    };
+
+    std::vector<File> files;
+    std::map<std::string, Described> tensors;  // those of the optimizer with `optimizer_prefix` in front
+    std::map<std::string, std::string> tied;   // further names of tied tensors, and the first name of each
+    TrainingState state;
+
+    static constexpr const char* optimizer_prefix = "optimizer/";
+
+    /// Adds the files and tensors of another rank. Throws Error when a file name is taken, or when the ranks do not agree
+    /// on the shape or dtype of a tensor.
+    void add(const Manifest& other);
+    /// Throws Error(op, ...) unless the parts of every tensor cover it without holes or overlap.
+    void check(const std::string& op) const;
+};
+
+/// The manifest as JSON, version 2:
+///
+///     {"version": 2, "step": 100, "epochs": 3,
+///      "files": [{"name": "model-0.safetensors", "bytes": 123904, "xxh3": "0f6e..."}],
+///      "tensors": {"h.0.attn.c_attn.weight": {"shape": [768, 2304], "dtype": "float32",
+///                  "parts": [{"file": "model-0.safetensors", "begin": 0, "end": 1769472}]}},
+///      "tied": {"lm_head.weight": "transformer.wte.weight"},
+///      "seed": 42, "generators": {"cpu": {"seed": 42, "offset": 256}},
+///      "loader": {"seed": 0, "epoch": 3, "item": 0, "size": 4096}}
+///
+/// begin and end count elements of the whole tensor in row-major order. A part that is the whole tensor has its shape in
+/// the file, others are flat. `seed` is that of the CPU's generator, for the reader.
+std::string to_json(const Manifest& manifest);
+
+/// Reads such a text; unknown fields are left alone. Throws Error that names `path` for text that is damaged, or of a
+/// version above 2.
+Manifest manifest_of(const std::string& text, const std::string& path);
+
+/// The manifest of a checkpoint folder. Of version 1 (the files model.safetensors, optimizer.safetensors,
+/// training.json and DONE) one is made up. Throws Error that names what is missing or damaged, or lacks bytes; checksums
+/// are not looked at.
+Manifest read_manifest(const std::string& checkpoint);
+
+inline constexpr const char* manifest_file = "manifest.json";
+
+}  // namespace potluck
