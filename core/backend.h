@@ -8,6 +8,7 @@
 
 #include "core/capture.h"
 #include "core/random.h"
+#include "core/random_part.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -74,10 +75,12 @@ struct CrossEntropySpec {
 };
 
 struct AttentionSpec {
-    bool causal = false;      // aligned bottom-right: the last query sees every key
-    double scale = 1.0;       // multiplies q k^T
-    double dropout = 0.0;     // probability of dropping a weight
-    RandomKey dropout_key{};  // element ((b * heads + h) * queries + i) * keys + j of the stretch
+    bool causal = false;   // aligned bottom-right: the last query sees every key
+    double scale = 1.0;    // multiplies q k^T
+    double dropout = 0.0;  // probability of dropping a weight
+    RandomKey dropout_key{};
+    RandomPart
+        dropout_part{};  // the weights (batch, heads, queries, keys) as a part of those that have the numbers
 };
 
 /// Of convolutions and pooling, for height and width.
@@ -285,8 +288,9 @@ public:
     virtual void uniform(RandomKey key, double low, double high, Tensor& y) = 0;  // [low, high)
     virtual void normal(RandomKey key, double mean, double std, Tensor& y) = 0;   // Box-Muller
     virtual void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) = 0;
-    /// Keeps an element with probability 1 - p and scales it by 1 / (1 - p); p = 1 gives zeros.
-    virtual void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) = 0;
+    /// Keeps an element with probability 1 - p and scales it by 1 / (1 - p); p = 1 gives zeros. Elements have the numbers
+    /// that `part` gives them.
+    virtual void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) = 0;
 
     // ---- sort: x (rows, n) ----
     /// The k largest (or smallest) in order; among equals the lower index comes first; NaN counts as largest.

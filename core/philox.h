@@ -30,13 +30,20 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
     return counter;
 }
 
-/// The counter of a block has the block's number in its lower half; the upper half tells apart the words that need
-/// more than 32 bits for one element: stream 0 holds their upper bits, stream 1 the lower ones.
+/// The upper half of a counter, whose lower half is a block's number. Its lowest bit tells apart the words that need more
+/// than 32 bits for one element: stream 0 holds their upper bits, stream 1 the lower ones. The others are the update's.
+constexpr std::array<std::uint32_t, 2> philox_upper_counter(RandomKey key, std::uint32_t stream) {
+    const std::uint64_t upper = key.update << 1 | stream;
+    return {static_cast<std::uint32_t>(upper), static_cast<std::uint32_t>(upper >> 32)};
+}
+
 constexpr std::array<std::uint32_t, 4> philox_block(RandomKey key, std::uint64_t block,
                                                     std::uint32_t stream) {
     const std::uint64_t place = key.offset + block;
-    return philox4x32({static_cast<std::uint32_t>(place), static_cast<std::uint32_t>(place >> 32), stream, 0},
-                      {static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32)});
+    const std::array<std::uint32_t, 2> upper = philox_upper_counter(key, stream);
+    return philox4x32(
+        {static_cast<std::uint32_t>(place), static_cast<std::uint32_t>(place >> 32), upper[0], upper[1]},
+        {static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32)});
 }
 
 }  // namespace potluck

@@ -8,10 +8,11 @@
 namespace potluck {
 
 /// The place of a stretch of random numbers in the endless sequence of one seed: value i of the stretch is a pure
-/// function of (seed, offset, i), so it does not matter which thread computes it, or in which order.
+/// function of (seed, offset, update, i), so it does not matter which thread computes it, or in which order.
 struct RandomKey {
     std::uint64_t seed = 0;
     std::uint64_t offset = 0;  // in blocks of four 32-bit numbers
+    std::uint64_t update = 0;  // 0, or 1 + the number of a training's update: each has a sequence of its own
 };
 
 /// Philox 4x32-10: four 32-bit random numbers of block `key.offset + block`.

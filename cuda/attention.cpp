@@ -35,7 +35,8 @@ void CudaBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, c
                           {q.raw_data(), k.raw_data(), v.raw_data(), y.raw_data(), logsumexp.raw_data()},
                           options.scale, q.device()))
                 return;
-    cuda::attention_by_kernels(q, k, v, mask_or_none, options, y, logsumexp, random_advance(), to_stream);
+    cuda::attention_by_kernels(q, k, v, mask_or_none, options, y, logsumexp,
+                               random_advance(options.dropout_key), to_stream);
 }
 
 void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -52,7 +53,7 @@ void CudaBackend::attention_backward(const Tensor& q, const Tensor& k, const Ten
                 return;
     if (dmask_or_none.defined() && options.causal) fill(dmask_or_none, 0.0);
     cuda::attention_backward_by_kernels(q, k, v, mask_or_none, y, logsumexp, dy, options, dq, dk, dv,
-                                        dmask_or_none, random_advance(), to_stream);
+                                        dmask_or_none, random_advance(options.dropout_key), to_stream);
 }
 
 }  // namespace potluck

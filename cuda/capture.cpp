@@ -1,10 +1,12 @@
 // Recorded work as CUDA graphs.
 
+#include <array>
 #include <cstring>
 #include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/random_scope.h"
 #include "cuda/recording.h"
 #include "cuda/resources.h"
 
@@ -13,10 +15,11 @@ namespace potluck {
 using cuda::check;
 
 CudaBackend::Recording::Recording(cudaStream_t pool_stream) : pool_stream_(pool_stream) {
+    constexpr std::size_t advance_bytes = 2 * sizeof(std::uint64_t);
     constexpr std::size_t fault_bytes = cuda::fault_slots * sizeof(unsigned long long);
-    words_ = static_cast<std::uint64_t*>(allocate(sizeof(std::uint64_t) + fault_bytes));
+    words_ = static_cast<std::uint64_t*>(allocate(advance_bytes + fault_bytes));
     if (words_ == nullptr) throw Error("capture", "the device has no memory left.");
-    check(cudaMemsetAsync(random_advance(), 0, sizeof(std::uint64_t), pool_stream_), "cudaMemsetAsync");
+    check(cudaMemsetAsync(random_advance(), 0, advance_bytes, pool_stream_), "cudaMemsetAsync");
     check(cudaMemsetAsync(fault_slots(), 0xff, fault_bytes, pool_stream_), "cudaMemsetAsync");
 }
 
@@ -71,14 +74,21 @@ public:
         if (backend_.is_capturing()) throw Error("replay", "other work is being recorded. Replay after it.");
         Generator& generator = default_generator(Device::cuda(backend_.index()));
         const RandomKey now = generator.state();
-        if (numbers_ > 0) {
+        const RandomContext& context = RandomContext::current();
+        const bool is_of_update = recording_->update >= 0;
+        if (is_of_update && !context.is_in_update)
+            throw Error("replay",
+                        "the work was recorded in a RandomUpdateScope. Open one around the replay, too.");
+        if (numbers_ > 0 || is_of_update) {
             if (now.seed != start_.seed)
                 throw Error("replay",
                             fmt::format("the work was recorded with the random seed {}, and the generator "
                                         "now has {}. Record it again.",
                                         start_.seed, now.seed));
-            const std::uint64_t advance = now.offset - start_.offset;
-            backend_.copy_from_host(recording_->random_advance(), &advance, sizeof(advance));
+            const std::array<std::uint64_t, 2> advance{
+                now.offset - start_.offset,
+                is_of_update ? static_cast<std::uint64_t>(context.update - recording_->update) : 0};
+            backend_.copy_from_host(recording_->random_advance(), advance.data(), sizeof(advance));
         }
         check(cudaGraphLaunch(graph_, stream), "cudaGraphLaunch");
         generator.set_state({now.seed, now.offset + numbers_});
@@ -103,6 +113,7 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     const std::lock_guard lock(capture_mutex_);
     const RandomKey start = generator.state();
     auto recording = std::make_shared<Recording>(own.stream.get());
+    if (RandomContext::current().is_in_update) recording->update = RandomContext::current().update;
 
     const cudaStream_t queue = own.capture_stream.get();
     check(cudaStreamBeginCapture(queue, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
@@ -139,8 +150,14 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     return result;
 }
 
-const std::uint64_t* CudaBackend::random_advance() {
-    return is_capturing() ? recording_->random_advance() : nullptr;
+const std::uint64_t* CudaBackend::random_advance(const RandomKey& key) {
+    if (!is_capturing()) return nullptr;
+    if (key.update != 0 && recording_->update < 0)
+        throw Error(
+            OpScope::current(),
+            "a RandomUpdateScope was opened in recorded work, whose masks a replay would repeat. Open it "
+            "around capture() and around each replay.");
+    return recording_->random_advance();
 }
 
 void* CudaBackend::allocate_recorded(std::int64_t bytes) {

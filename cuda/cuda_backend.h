@@ -101,7 +101,7 @@ public:
     void uniform(RandomKey key, double low, double high, Tensor& y) override;
     void normal(RandomKey key, double mean, double std, Tensor& y) override;
     void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override;
-    void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) override;
+    void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) override;
     void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
     void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;
@@ -119,7 +119,7 @@ public:
     bool is_capturing() const { return recording_thread_.load() == std::this_thread::get_id(); }
     /// Added to the offset of every RandomKey that a kernel is given: 0 but in a replay, which takes fresh numbers.
     /// Device memory; nullptr outside a capture.
-    const std::uint64_t* random_advance();
+    const std::uint64_t* random_advance(const RandomKey& key);
     int index() const { return index_; }
     int multiprocessors() const { return multiprocessors_; }
     /// The library handle, bound to nothing (cuBLASLt takes the stream with each call).

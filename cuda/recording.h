@@ -29,9 +29,10 @@ public:
     /// Page-locked memory for what the recorded work copies from the host.
     void* host_copy(const void* from, std::size_t bytes);
 
-    std::uint64_t* random_advance() const { return words_; }
-    unsigned long long* fault_slots() const { return reinterpret_cast<unsigned long long*>(words_ + 1); }
+    std::uint64_t* random_advance() const { return words_; }  // of a generator's stretches, and of the update
+    unsigned long long* fault_slots() const { return reinterpret_cast<unsigned long long*>(words_ + 2); }
 
+    std::int64_t update = -1;  // the RandomUpdateScope around the recording, if there is one
     bool ended = false;
 
 private:

@@ -180,6 +180,18 @@ std::vector<Tensor> Module::parameters() const {
     return parameters;
 }
 
+void Module::assign_random_sites(const std::string& name) {
+    // Fowler, Noll, Vo: FNV-1a.
+    random_site_ = 0xcbf29ce484222325U;
+    for (const char letter : name) {
+        random_site_ ^= static_cast<unsigned char>(letter);
+        random_site_ *= 0x100000001b3U;
+    }
+    for (const Member& member : list_members())
+        if (member.kind == Member::Kind::module)
+            member.module->assign_random_sites(name.empty() ? member.name : name + "." + member.name);
+}
+
 std::vector<NamedTensor> Module::named_parameters() const {
     std::vector<NamedTensor> parameters;
     for (const Tied& tied : parameters_of(*this)) parameters.push_back({tied.names[0], tied.tensor});

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/random_scope.h"
 #include "core/tensor.h"
 
 namespace potluck::nn {
@@ -119,7 +120,10 @@ public:
     virtual Tensor forward(const Tensor& x);
     /// forward(x); an input on the CPU is first moved to where the module's parameters are, so that batches of a loader fit
     /// a model on a GPU.
-    Tensor operator()(const Tensor& x) { return forward(at_home(x)); }
+    Tensor operator()(const Tensor& x) {
+        const RandomSiteScope site(random_site_);
+        return forward(at_home(x));
+    }
     /// What training makes smaller: a scalar, by default the mean cross-entropy of forward(inputs) over the targets that
     /// are not -100.
     virtual Tensor loss(const Tensor& inputs, const Tensor& targets);
@@ -155,6 +159,12 @@ public:
     void train(bool training = true);
     void eval() { train(false); }
     bool is_training() const { return training_; }
+    /// Gives this module and all below the site at which their dropout draws its masks in a RandomUpdateScope (see
+    /// core/random_scope.h): a number made of its full name, so that it is the same in every process that holds the
+    /// layer. operator() opens the site; a forward() that is called by another name opens it itself. Modules without a
+    /// site draw at that of their caller.
+    void assign_random_sites(const std::string& name = "");
+    std::uint64_t random_site() const { return random_site_; }
     /// Drops the gradients of all parameters.
     void zero_grad();
     /// Makes all parameters collect gradients, or none (frozen).
@@ -173,6 +183,7 @@ private:
     Tensor at_home(const Tensor& x) const;
 
     bool training_ = true;
+    std::uint64_t random_site_ = 0;  // 0: none
     Presence presence_;
 };
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "autograd/ops/copy.h"
-#include "autograd/ops/dropout_key.h"
+#include "autograd/ops/dropout_numbers.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/matmul.h"
 #include "autograd/ops/reduce.h"
@@ -72,9 +72,9 @@ double scale_of(const Attention& options, const Sizes& s) {
 }
 
 /// Numbers for one draw per attention weight. The composed form draws the same ones.
-RandomKey take_key(const Tensor& q, const Sizes& s, const Attention& options) {
+MaskNumbers take_numbers(const Tensor& q, const Sizes& s, const Attention& options) {
     if (options.dropout == 0.0) return {};
-    return default_generator(q.device()).take(s.batch * s.heads * s.queries * s.keys);
+    return take_mask_numbers({s.batch, s.heads, s.queries, s.keys}, q.device());
 }
 
 /// What queries may not see, (batch, heads, queries, keys) or what broadcasts to it, bool; none where they see everything.
@@ -96,7 +96,7 @@ std::vector<Tensor> hidden_places(const Attention& options, const Sizes& s, Devi
 Tensor is_bad_row(const Tensor& x) { return logical_not(all(is_finite(x.detach()), {-1})); }
 
 Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& given_v, const Sizes& s,
-                const Attention& options, RandomKey key) {
+                const Attention& options, const MaskNumbers& numbers) {
     // As in the fused kernel, half types are only how the tensors are stored.
     const DType dtype = promote(promote(given_q.dtype(), given_k.dtype()), given_v.dtype());
     const DType inner = promote(dtype, DType::f32);
@@ -132,7 +132,8 @@ Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& give
     if (options.mask.defined() && options.mask.dtype() != DType::boolean) scores = scores + options.mask;
     scores = hide(scores, -std::numeric_limits<double>::infinity());
     Tensor weights = hide(softmax(scores), 0.0);  // also where the rest of the row is NaN
-    if (options.dropout > 0.0) weights = detail::dropout_by_key(contiguous(weights), options.dropout, key);
+    if (options.dropout > 0.0)
+        weights = detail::dropout_by_numbers(contiguous(weights), options.dropout, numbers);
     Tensor y = matmul(reshape(weights, by_group), v);
     if (!hidden.empty()) {
         const Tensor seen = reshape(hide(ones(by_head, {inner, q.device()}), 0.0), by_group);
@@ -155,7 +156,7 @@ Tensor mask_for(const Tensor& mask, DType dtype) {
 /// Second derivatives: the gradients of the composed form, recorded. Fresh views stand for the inputs, so that only this
 /// op is differentiated, whatever its inputs have to do with each other.
 void composed_backward(const Saved& saved, const Tensor& dy, Gradients& dx, const Sizes& s, Attention options,
-                       RandomKey key) {
+                       const MaskNumbers& numbers) {
     std::vector<Tensor> inputs, wanted;
     for (std::size_t i = 0; i < 4; ++i) {
         const Tensor x = saved[i];
@@ -163,7 +164,7 @@ void composed_backward(const Saved& saved, const Tensor& dy, Gradients& dx, cons
         if (dx.wants(i)) wanted.push_back(inputs.back());
     }
     options.mask = inputs[3];
-    const Tensor y = composed(inputs[0], inputs[1], inputs[2], s, options, key);
+    const Tensor y = composed(inputs[0], inputs[1], inputs[2], s, options, numbers);
     const std::vector<Tensor> found = gradients(y, wanted, {.gradient = dy, .create_graph = true});
     for (std::size_t i = 0, next = 0; i < 4; ++i) {
         if (!dx.wants(i)) continue;
@@ -180,8 +181,9 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     const OpScope scope(name);
     const Sizes s = check(name, q, k, v, options);
     const DType dtype = promote(promote(q.dtype(), k.dtype()), v.dtype());
-    const AttentionSpec kernel_options{options.causal, scale_of(options, s), options.dropout,
-                                       take_key(q, s, options)};
+    const MaskNumbers numbers = take_numbers(q, s, options);
+    const AttentionSpec kernel_options{options.causal, scale_of(options, s), options.dropout, numbers.key,
+                                       numbers.part};
     const Tensor y =
         empty_by_time(s.batch, s.heads, s.queries, s.value_size, Tensor::empty({0}, {dtype, q.device()}));
     Tensor target = y;
@@ -194,9 +196,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     Attention kept = options;
     kept.mask = Tensor();  // tensors live in what is saved
     return record(name, y, {q, k, v, options.mask}, {q, k, v, options.mask, y, logsumexp},
-                  [s, kept, kernel_options](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      if (is_grad_enabled())
-                          return composed_backward(saved, dy, dx, s, kept, kernel_options.dropout_key);
+                  [s, kept, kernel_options, numbers](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      if (is_grad_enabled()) return composed_backward(saved, dy, dx, s, kept, numbers);
                       const DType dtype = dy.dtype();
                       Tensor dq = empty_by_time(s.batch, s.heads, s.queries, s.head_size, dy);
                       Tensor dk = empty_by_time(s.batch, s.kv_heads, s.keys, s.head_size, dy);
@@ -218,7 +219,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 Tensor attention_composed(const Tensor& q, const Tensor& k, const Tensor& v, const Attention& options) {
     const OpScope scope("attention_composed");
     const Sizes s = check("attention_composed", q, k, v, options);
-    return composed(q, k, v, s, options, take_key(q, s, options));
+    return composed(q, k, v, s, options, take_numbers(q, s, options));
 }
 
 }  // namespace potluck

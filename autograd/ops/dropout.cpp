@@ -1,6 +1,6 @@
 #include "autograd/ops/dropout.h"
 
-#include "autograd/ops/dropout_key.h"
+#include "autograd/ops/dropout_numbers.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
@@ -11,12 +11,12 @@ namespace potluck {
 
 namespace detail {
 
-Tensor dropout_by_key(const Tensor& x, double p, RandomKey key) {
+Tensor dropout_by_numbers(const Tensor& x, double p, const MaskNumbers& numbers) {
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    backend(x.device()).dropout(key, p, x, y);
+    backend(x.device()).dropout(numbers.key, numbers.part, p, x, y);
     // Dropout is a product with a mask, and its gradient is the same product.
-    return record("dropout", y, {x}, {}, [p, key](const Saved&, const Tensor& dy, Gradients& dx) {
-        dx.add(0, dropout_by_key(dy, p, key));
+    return record("dropout", y, {x}, {}, [p, numbers](const Saved&, const Tensor& dy, Gradients& dx) {
+        dx.add(0, dropout_by_numbers(dy, p, numbers));
     });
 }
 
@@ -29,8 +29,7 @@ Tensor dropout(const Tensor& x, double p, bool training, Generator* generator) {
     if (!(p >= 0.0 && p <= 1.0))
         throw Error("dropout", fmt::format("p is {}, but a probability in [0, 1] is needed.", p));
     if (!training || p == 0.0) return x;
-    Generator& numbers = generator != nullptr ? *generator : default_generator(x.device());
-    return detail::dropout_by_key(x, p, numbers.take(x.count()));
+    return detail::dropout_by_numbers(x, p, take_mask_numbers(x.shape(), x.device(), generator));
 }
 
 }  // namespace potluck

@@ -56,7 +56,8 @@ AttentionTiles<T>::AttentionTiles(const AttentionSizes& attention_sizes, const T
       head_width(padded<T>(sizes.head_size)),
       value_width(padded<T>(sizes.value_size)),
       scale(static_cast<T>(options.scale)),
-      options_(options) {
+      options_(options),
+      numbers_(element_numbers({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, options.dropout_part)) {
     if (mask_or_none.defined())
         mask_ =
             mask_or_none.broadcast_alias("attention", {sizes.batch, sizes.heads, sizes.queries, sizes.keys});
@@ -98,10 +99,12 @@ void AttentionTiles<T>::apply_mask(const QueryTile& tile, std::int64_t row, cons
 
 template <class T>
 void AttentionTiles<T>::dropout_factors(const QueryTile& tile, const KeyTile& keys, T* factors) const {
+    const std::int64_t first = numbers_.first + tile.batch * numbers_.strides[0] +
+                               tile.head * numbers_.strides[1] + tile.first * numbers_.strides[2] +
+                               keys.first;
     for (std::int64_t i = 0; i < tile.count; ++i)
-        write_dropout_factors(options_.dropout_key, options_.dropout,
-                              row_index(tile, i) * sizes.keys + keys.first, keys.count,
-                              factors + i * tile_keys);
+        write_dropout_factors(options_.dropout_key, options_.dropout, first + i * numbers_.strides[2],
+                              keys.count, factors + i * tile_keys);
 }
 
 template <class T>

@@ -233,6 +233,7 @@ private:
                     T* scores) const;
 
     AttentionSpec options_;
+    ElementNumbers numbers_;  // of weights, for dropout
     Tensor mask_;
 };
 

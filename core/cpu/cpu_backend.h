@@ -86,7 +86,7 @@ public:
     void uniform(RandomKey key, double low, double high, Tensor& y) override;
     void normal(RandomKey key, double mean, double std, Tensor& y) override;
     void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override;
-    void dropout(RandomKey key, double p, const Tensor& x, Tensor& y) override;
+    void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) override;
     void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
     void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;

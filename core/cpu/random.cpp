@@ -120,16 +120,23 @@ void CpuBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t h
     });
 }
 
-void CpuBackend::dropout(RandomKey key, double p, const Tensor& x, Tensor& y) {
+void CpuBackend::dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) {
     const cpu::Team team(threads());
     const std::uint64_t threshold = cpu::dropout_threshold(p);
     if (threshold >> 32 != 0) return fill(y, 0);  // p = 1
     const auto lowest_kept = static_cast<std::uint32_t>(threshold);
+    const NumberedRuns numbers = numbered_runs(y.shape(), part);
     cpu::visit_floating_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const T scale = static_cast<T>(1.0 / (1.0 - p));
         BlockMap<T, T>::run_at(y, x, [&](std::int64_t first, T* to, const T* from, std::int64_t n) {
-            const WordBlock<std::uint32_t> words(key, first, n);
+            alignas(64) std::array<std::uint32_t, block_size> words;
+            for (std::int64_t at = 0, rest = n; rest > 0;) {
+                const std::int64_t count = std::min(rest, numbers.left_of_run(first + at));
+                random_words(key, numbers.of(first + at), count, words.data() + at);
+                at += count;
+                rest -= count;
+            }
             for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
                 const T scaled = from[i] * scale;  // on its own line: so the compiler finds vectors
                 to[i] = words[i] >= lowest_kept ? scaled : T{0};

@@ -13,16 +13,17 @@ constexpr std::int64_t words_at_once = 4 * blocks_at_once;
 
 /// Blocks place .. place + 63: the rounds of philox4x32() with each line over 64 blocks, so that the compiler turns it
 /// into vector instructions.
-void philox_many(std::uint64_t seed, std::uint64_t place, std::uint32_t stream, std::uint32_t* words) {
+void philox_many(RandomKey key, std::uint64_t place, std::uint32_t stream, std::uint32_t* words) {
+    const std::array<std::uint32_t, 2> upper = philox_upper_counter(key, stream);
     std::array<std::uint32_t, blocks_at_once> c0, c1, c2, c3;
     for (std::size_t i = 0; i < blocks_at_once; ++i) {
         c0[i] = static_cast<std::uint32_t>(place + i);
         c1[i] = static_cast<std::uint32_t>((place + i) >> 32);
-        c2[i] = stream;
-        c3[i] = 0;
+        c2[i] = upper[0];
+        c3[i] = upper[1];
     }
-    auto key0 = static_cast<std::uint32_t>(seed);
-    auto key1 = static_cast<std::uint32_t>(seed >> 32);
+    auto key0 = static_cast<std::uint32_t>(key.seed);
+    auto key1 = static_cast<std::uint32_t>(key.seed >> 32);
     for (int round = 0; round < philox_rounds; ++round) {
 #pragma omp simd  // else the compiler unrolls the steps first and finds no vectors any more
         for (std::size_t i = 0; i < blocks_at_once; ++i) {
@@ -52,14 +53,14 @@ void random_words(RandomKey key, std::int64_t first, std::int64_t n, std::uint32
         const std::uint64_t place = key.offset + static_cast<std::uint64_t>(first / 4);
         const std::int64_t skip = first % 4;
         if (skip == 0 && n >= words_at_once) {
-            philox_many(key.seed, place, stream, words);
+            philox_many(key, place, stream, words);
             first += words_at_once;
             words += words_at_once;
             n -= words_at_once;
             continue;
         }
         std::array<std::uint32_t, words_at_once> some;
-        philox_many(key.seed, place, stream, some.data());
+        philox_many(key, place, stream, some.data());
         const std::int64_t count = std::min(n, words_at_once - skip);
         std::copy_n(some.begin() + skip, count, words);
         first += count;

@@ -63,8 +63,10 @@ struct AttentionRules {
     std::int64_t mask_strides[4];
 
     MovingKey dropout_key;
-    std::uint32_t lowest_kept;  // random numbers below it drop a weight
-    C kept_factor;              // what the others are multiplied with; 1 without dropout
+    std::int64_t first_number;       // of the first weight
+    std::int64_t number_strides[3];  // from one batch, head, query to the next
+    std::uint32_t lowest_kept;       // random numbers below it drop a weight
+    C kept_factor;                   // what the others are multiplied with; 1 without dropout
 
     /// How many keys, from the first on, a query sees under causality alone (bottom-right).
     __device__ std::int64_t keys_seen_by(std::int64_t query) const {
@@ -102,7 +104,8 @@ struct AttentionRules {
     /// Whether dropout keeps a weight.
     __device__ bool keeps(std::int64_t batch_index, std::int64_t head, std::int64_t query,
                           std::int64_t key) const {
-        const std::int64_t element = row_index(batch_index, head, query) * keys + key;
+        const std::int64_t element = first_number + batch_index * number_strides[0] +
+                                     head * number_strides[1] + query * number_strides[2] + key;
         return random_word(dropout_key, element) >= lowest_kept;
     }
     /// What dropout multiplies a weight with: 0 or kept_factor.
@@ -155,6 +158,10 @@ AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor
         const std::uint64_t threshold = cpu::dropout_threshold(options.dropout);
         const bool drops_all = threshold >> 32 != 0;  // the threshold does not fit
         rules.dropout_key = {options.dropout_key, random_advance};
+        const ElementNumbers numbers =
+            element_numbers({rules.batch, rules.heads, rules.queries, rules.keys}, options.dropout_part);
+        rules.first_number = numbers.first;
+        std::copy_n(numbers.strides.begin(), 3, rules.number_strides);
         rules.lowest_kept = static_cast<std::uint32_t>(threshold);
         rules.kept_factor = drops_all ? C{0} : static_cast<C>(1.0 / (1.0 - options.dropout));
     }

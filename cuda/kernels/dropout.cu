@@ -15,13 +15,20 @@ namespace {
 template <class Computed>
 struct Dropout {
     MovingKey key;
+    NumberedRuns numbers;
+    bool has_whole_packs;  // a pack's numbers begin at a multiple of its size, and follow one another
     std::uint32_t lowest_kept;
     Computed scale;
 
     template <int N, class T>
     __device__ void operator()(std::int64_t first, Pack<T, N>& y, const Pack<T, N>& x) const {
         std::uint32_t words[N];
-        random_words(key, first, words);
+        if (has_whole_packs) {
+            random_words(key, numbers.of(first), words);
+        } else {
+            const RandomKey here = key;
+            for (int i = 0; i < N; ++i) words[i] = random_word(here, numbers.of(first + i));
+        }
         for (int i = 0; i < N; ++i) {
             const Computed kept = to_compute(x.values[i]) * scale;
             y.values[i] = from_compute<T>(words[i] >= lowest_kept ? kept : Computed{0});
@@ -29,16 +36,27 @@ struct Dropout {
     }
 };
 
+bool has_whole_packs(const NumberedRuns& numbers) {
+    constexpr std::int64_t most = 8;  // elements of a pack
+    bool fits = numbers.first % most == 0;
+    for (int axis = 0; axis < numbers.axes; ++axis)
+        fits = fits && numbers.run % most == 0 && numbers.strides[axis] % most == 0;
+    return fits;
+}
+
 }  // namespace
 }  // namespace cuda
 
-void CudaBackend::dropout(RandomKey key, double p, const Tensor& x, Tensor& y) {
+void CudaBackend::dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) {
     const std::uint64_t threshold = cpu::dropout_threshold(p);
     if (threshold >> 32 != 0) return fill(y, 0);  // p = 1
+    const NumberedRuns numbers = numbered_runs(y.shape(), part);
     cuda::visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using Computed = cuda::compute_type<T>;
-        const cuda::Dropout<Computed> body{{key, random_advance()},
+        const cuda::Dropout<Computed> body{{key, random_advance(key)},
+                                           numbers,
+                                           cuda::has_whole_packs(numbers),
                                            static_cast<std::uint32_t>(threshold),
                                            static_cast<Computed>(1.0 / (1.0 - p))};
         cuda::ElementMap<T, T>::run(stream(), body, y, x);

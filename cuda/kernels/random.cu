@@ -114,7 +114,7 @@ void CudaBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
         using Computed = cuda::compute_type<T>;
         const int bits = precision_of(y.dtype());
         const cuda::Uniform<Computed> body{
-            .key = {key, random_advance()},
+            .key = {key, random_advance(key)},
             .shift = static_cast<int>(8 * sizeof(cuda::Word<Computed>)) - bits,
             .unit = static_cast<Computed>(std::ldexp(1.0, -bits)),
             .base = static_cast<Computed>(low),
@@ -130,14 +130,14 @@ void CudaBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
         using T = decltype(zero);
         using Computed = cuda::compute_type<T>;
         const cuda::Normal<Computed> body{
-            {key, random_advance()}, static_cast<Computed>(mean), static_cast<Computed>(std)};
+            {key, random_advance(key)}, static_cast<Computed>(mean), static_cast<Computed>(std)};
         cuda::ElementMap<T>::run(stream(), body, y);
     });
 }
 
 void CudaBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
     const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
-    const cuda::Integers body{{key, random_advance()}, static_cast<std::uint64_t>(low), range};
+    const cuda::Integers body{{key, random_advance(key)}, static_cast<std::uint64_t>(low), range};
     cuda::visit_device(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         cuda::ElementMap<T>::run(stream(), body, y);

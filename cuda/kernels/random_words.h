@@ -8,15 +8,16 @@
 
 namespace potluck::cuda {
 
-/// A RandomKey on its way into a kernel. In a replay of recorded work its stretch lies further on, see
-/// CudaBackend::random_advance().
+/// A RandomKey on its way into a kernel. In a replay of recorded work its stretch lies further on, or it belongs to a later
+/// update, see CudaBackend::random_advance().
 struct MovingKey {
     RandomKey key;
     const std::uint64_t* advance;  // nullptr outside of recorded work
 
     __device__ operator RandomKey() const {
         RandomKey moved = key;
-        if (advance != nullptr) moved.offset += *advance;
+        if (advance != nullptr && key.update == 0) moved.offset += advance[0];
+        if (advance != nullptr && key.update != 0) moved.update += advance[1];
         return moved;
     }
 };

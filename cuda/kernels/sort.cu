@@ -375,8 +375,14 @@ void CudaBackend::multinomial(RandomKey key, const Tensor& weights, bool replace
         cuda::tell(weights, fault, needed);
     });
     for (std::int64_t first = 0; first < rows; first += rows_at_once) {
-        const cuda::Draw draw{
-            {key, random_advance()}, dense.raw_data(), dense.dtype(), n, samples, leaves, first, replacement};
+        const cuda::Draw draw{{key, random_advance(key)},
+                              dense.raw_data(),
+                              dense.dtype(),
+                              n,
+                              samples,
+                              leaves,
+                              first,
+                              replacement};
         cuda::launch(&cuda::multinomial_kernel, cuda::blocks_for(std::min(rows_at_once, rows - first), 1),
                      threads, 0, stream(), draw, cuda::elements_of<double>(sums),
                      cuda::elements_of<std::int64_t>(y), slot);

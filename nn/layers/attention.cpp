@@ -124,6 +124,7 @@ void Attention::members(Members& m) {
 }
 
 Tensor Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
+    const RandomSiteScope site(random_site());
     if (x.ndim() != 3 || x.size(2) != config_.width) {
         throw Error("attention", fmt::format("the input is {}. It must be (batch, time, {}).",
                                              pretty(x.shape()), config_.width));

@@ -19,7 +19,10 @@ public:
         }
     }
 
-    Tensor forward(const Tensor& x) override { return dropout(x, p, is_training()); }
+    Tensor forward(const Tensor& x) override {
+        const RandomSiteScope site(random_site());
+        return dropout(x, p, is_training());
+    }
     std::string describe() const override { return "Dropout(" + std::to_string(p) + ")"; }
 };
 

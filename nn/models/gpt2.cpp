@@ -42,6 +42,7 @@ GPT2Attention::GPT2Attention(const GPT2Config& config)
       dropout_(config.dropout) {}
 
 Tensor GPT2Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
+    const RandomSiteScope site(random_site());
     const std::vector<Tensor> parts = split(c_attn(x), x.size(-1), -1);  // three of (batch, time, width)
     const Tensor q = split_heads(parts[0], heads_);                      // (batch, heads, time, head_size)
     Tensor k = split_heads(parts[1], heads_);

@@ -154,7 +154,7 @@ public:
                             Tensor&) override {
         refuse("attention_backward");
     }
-    void dropout(RandomKey, double, const Tensor&, Tensor&) override { refuse("dropout"); }
+    void dropout(RandomKey, const RandomPart&, double, const Tensor&, Tensor&) override { refuse("dropout"); }
     void topk(const Tensor&, std::int64_t, bool, Tensor&, Tensor&) override { refuse("topk"); }
     void multinomial(RandomKey, const Tensor&, bool, Tensor&) override { refuse("multinomial"); }
     void adamw(const AdamWSpec&, std::span<AdamWTensors>) override { refuse("adamw"); }

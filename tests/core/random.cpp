@@ -56,7 +56,7 @@ const std::vector<std::pair<const char*, Fill>> fills{
     {"dropout",
      [](RandomKey key, Tensor& y) {
          const Tensor x = ones_like(y);
-         backend(y.device()).dropout(key, 0.3, x, y);
+         backend(y.device()).dropout(key, {}, 0.3, x, y);
      }},
 };
 
@@ -265,7 +265,7 @@ TEST_CASE("dropout: keeps its share, scales it, and is exact at both ends") {
     const Tensor x = full({count}, 3.0);
     for (const double p : {0.1, 0.5, 0.9}) {
         Tensor y = empty({count});
-        backend(y.device()).dropout({8, 0}, p, x, y);
+        backend(y.device()).dropout({8, 0}, {}, p, x, y);
         const auto values = y.to_vector<float>();
         const float kept = 3.0F * static_cast<float>(1 / (1 - p));
         const auto zeros = std::count(values.begin(), values.end(), 0.0F);
@@ -273,16 +273,16 @@ TEST_CASE("dropout: keeps its share, scales it, and is exact at both ends") {
         CHECK(std::fabs(static_cast<double>(zeros) / count - p) < 0.0025);
     }
     Tensor y = empty({count});
-    backend(y.device()).dropout({8, 0}, 0.0, x, y);
+    backend(y.device()).dropout({8, 0}, {}, 0.0, x, y);
     CHECK(same_bits(x, y));
     const Tensor infinite = full({1000}, HUGE_VAL);
     Tensor none = empty({1000});
-    backend(none.device()).dropout({8, 0}, 1.0, infinite, none);
+    backend(none.device()).dropout({8, 0}, {}, 1.0, infinite, none);
     CHECK(none.to_vector() == std::vector<double>(1000, 0.0));
-    backend(none.device()).dropout({8, 0}, 0.5, infinite, none);
+    backend(none.device()).dropout({8, 0}, {}, 0.5, infinite, none);
     for (const double value : none.to_vector()) CHECK((value == 0.0 || value == HUGE_VAL));
     Tensor in_place = full({1000}, 2.0);
     const Tensor same = in_place;
-    backend(in_place.device()).dropout({8, 0}, 0.5, same, in_place);
+    backend(in_place.device()).dropout({8, 0}, {}, 0.5, same, in_place);
     for (const double value : in_place.to_vector()) CHECK((value == 0.0 || value == 4.0));
 }

@@ -213,7 +213,7 @@ TEST_CASE("cuda dropout: the mask of the CPU, whatever the strides of x") {
             INFO(name_of(dtype) << " " << to_string(shape));
             const auto dropped = [&](const Tensor& x) {
                 Tensor y = Tensor::empty(x.shape(), {dtype, x.device()});
-                backend(x.device()).dropout({3, 4}, 0.3, x, y);
+                backend(x.device()).dropout({3, 4}, {}, 0.3, x, y);
                 return y;
             };
             const Tensor x = to(numbers(shape, DType::i64) + 1, dtype);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "autograd/tape.h"
+#include "core/backend.h"
 #include "core/factories.h"
 #include "core/random.h"
 #include "tests/ops/table.h"
@@ -98,6 +99,39 @@ TEST_CASE("dropout: as many are kept as p says, scaled so that the mean stays") 
                   5.0 * std::sqrt(1e6 * p * (1.0 - p)));
             CHECK(std::fabs(total / 1e6 - 1.0) < 5.0 * std::sqrt(p / (1.0 - p) / 1e6));
         }
+    });
+}
+
+TEST_CASE("dropout: a part of a tensor has the part of its mask") {
+    on_each_device([] {
+        struct Box {
+            Shape whole, first, size;
+        };
+        const Box boxes[] = {
+            {{40, 33}, {7, 0}, {20, 33}},  // rows: one stretch, at any place
+            {{40, 32}, {0, 8}, {40, 16}},  // columns, in whole packs
+            {{40, 33}, {3, 5}, {9, 27}},   // both
+            {{3, 4, 5, 6}, {1, 1, 2, 1}, {2, 3, 2, 4}},
+            {{3, 4, 5, 6}, {0, 2, 0, 0}, {3, 2, 5, 6}},
+            {{9}, {4}, {5}},
+            {{4, 6}, {2, 6}, {2, 0}},
+        };
+        const RandomKey key{seed, 3, 2};
+        for (const DType dtype : floating_dtypes())
+            for (const Box& box : boxes) {
+                Tensor whole = ones(box.whole, {dtype}), part = ones(box.size, {dtype});
+                backend(test_device()).dropout(key, {}, 0.3, whole, whole);
+                backend(test_device()).dropout(key, {box.whole, box.first}, 0.3, part, part);
+                Tensor right = whole;
+                for (std::size_t axis = 0; axis < box.whole.size(); ++axis)
+                    right = right.narrow(static_cast<std::int64_t>(axis), box.first[axis], box.size[axis]);
+                CHECK(part.to_vector() == right.contiguous().to_vector());
+            }
+        Tensor x = ones({4});
+        CHECK_THROWS_WITH_AS(backend(test_device()).dropout(key, {{5}, {2}}, 0.3, x, x),
+                             doctest::Contains("inside the whole"), Error);
+        CHECK_THROWS_WITH_AS(backend(test_device()).dropout(key, {{5, 5}, {0, 0}}, 0.3, x, x),
+                             doctest::Contains("different axes"), Error);
     });
 }
 

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "core/random_scope.h"
+#include "core/tensor.h"
+
+namespace potluck::detail {
+
+/// Dropout by known random numbers: for ops that have to draw the same mask again.
+/// For .cpp files of autograd/ only.
+Tensor dropout_by_numbers(const Tensor& x, double p, const MaskNumbers& numbers);
+
+}  // namespace potluck::detail
