@@ -24,8 +24,8 @@ struct Share {
 /// Examples stacked along a new first axis: `auto [x, y] = batch` gives inputs and targets. `targets` is undefined when
 /// the examples have none; both are where the share holds no item of this batch.
 struct Batch {
-    Tensor inputs, targets;
-    Share share;  // what the rows are of the global batch: row i is item share.first + i of it
+    Tensor inputs = {}, targets = {};
+    Share share = {};  // what the rows are of the global batch: row i is item share.first + i of it
     std::int64_t global_count = 0;  // items of the global batch, to weight what was made of this share
 };
 

@@ -6,12 +6,18 @@
 #include "autograd/grad_mode.h"
 #include "autograd/tape.h"
 #include "core/factories.h"
+#include "core/random_scope.h"
 #include "nn/train/clip.h"
 
 namespace potluck {
 namespace {
 
 Tensor on(Device device, const Tensor& x) { return x.defined() ? x.to(device) : x; }
+
+/// Items of the loader's batch that `batch` is a share of; one that no loader made is whole.
+std::int64_t items_of(const data::Batch& batch) {
+    return batch.global_count == 0 && batch.inputs.defined() ? batch.inputs.size(0) : batch.global_count;
+}
 
 }  // namespace
 
@@ -42,15 +48,8 @@ private:
 };
 
 OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss)
-    : module_(module), optimizer_(optimizer), loss_(loss ? std::move(loss) : LossFunction(module)) {}
-
-OneDevice::~OneDevice() {
-    for (const Tensor& parameter : buffered_) {
-        try {
-            set_gradient_buffer(parameter, {});
-        } catch (const Error&) {  // it is no longer trained, so it has no buffer
-        }
-    }
+    : module_(module), optimizer_(optimizer), loss_(loss ? std::move(loss) : LossFunction(module)) {
+    module_.assign_random_sites();
 }
 
 /// The control of this update, which goes on from the optimizer's steps (a checkpoint may have been loaded meanwhile).
@@ -61,19 +60,9 @@ UpdateControl& OneDevice::control() {
     return *control_;
 }
 
-void OneDevice::set_gradient_buffers() {
-    for (const Tensor& parameter : module_.parameters()) {
-        const bool is_half = parameter.dtype() == DType::f16 || parameter.dtype() == DType::bf16;
-        if (!is_half || !parameter.requires_grad() || parameter.node()->gradient_buffer.defined()) continue;
-        set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
-        buffered_.push_back(parameter);
-    }
-}
-
 UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
     SavedBuffers buffers(module_);
     try {
-        set_gradient_buffers();
         std::vector<Tensor> losses;
         const std::int64_t targets = add_gradients(micro_batches, request, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
@@ -93,11 +82,15 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
 std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
                                       const UpdateRequest& request, std::vector<Tensor>& losses) {
     const Device device = module_.parameters().front().device();
-    std::int64_t targets = 0;
+    const RandomUpdateScope random_update(request.number);
+    std::int64_t targets = 0, items = 0;  // so far
     for (const data::Batch& batch : micro_batches) {
+        const std::int64_t first = items + batch.share.first;
+        items += items_of(batch);
         if (!batch.inputs.defined()) continue;  // no item of the global batch falls to this process
         const std::int64_t count = count_targets(batch);
         if (count == 0) continue;
+        const RandomItemsScope random_items(first, batch.inputs.size(0));
         const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
         backward(loss.sum);
         targets += loss.count;

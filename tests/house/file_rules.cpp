@@ -25,6 +25,7 @@ constexpr Exception without_op[] = {
     {"core/cpu/gemm.cpp", "the product of two blocks, for matmul and attention"},
     {"core/cpu/memory.cpp", "allocates and releases"},
     {"core/cpu/optimizer.cpp", "the steps of nn/optim, which are not on the tape"},
+    {"core/cpu/parallel.cpp", "the threads of a CPU device"},
     {"core/cpu/random.cpp", "fills the tensors of core/factories, which have no gradient"},
 };
 constexpr Exception without_kernel[] = {
@@ -39,6 +40,7 @@ constexpr Exception without_cuda[] = {
     {"core/cpu/convert.cpp", "cuda/kernels/numbers.h converts there"},
     {"core/cpu/describe.cpp", "cuda/devices.cpp describes the card"},
     {"core/cpu/gemm.cpp", "cuBLASLt multiplies there"},
+    {"core/cpu/parallel.cpp", "a kernel's launch says how many threads it has there"},
 };
 constexpr Exception without_cpu[] = {
     {"cuda/kernels/dropout.cu", "stands beside the random numbers, in core/cpu/random.cpp"},

@@ -12,7 +12,8 @@
 #include "core/memory.h"
 #include "nn/models/gpt2.h"
 #include "nn/models/llama.h"
-#include "nn/optim/optimizer.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/sgd.h"
 #include "nn/train/clip.h"
 #include "tests/on_device.h"
 

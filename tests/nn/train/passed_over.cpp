@@ -117,14 +117,14 @@ TEST_CASE("trainer: what is not finite can be passed over") {
     inputs.select(0, 2).fill_(infinity);
     data::Loader loader(data::TensorDataset(inputs, zeros({6, 1}, {DType::i64})));
     const TrainingSummary summary =
-        Trainer(model, optimizer, loader, {.epochs = 1, .on_non_finite = NonFinite::skip, .quiet = true})
+        Trainer(model, optimizer, loader, {.epochs = 1, .quiet = true, .on_non_finite = NonFinite::skip})
             .fit();
     CHECK(summary.steps == 5);
     CHECK(model.value() == -5.0);
     inputs.fill_(infinity);
     check_error(
         [&] {
-            Trainer(model, optimizer, loader, {.steps = 9, .on_non_finite = NonFinite::skip, .quiet = true})
+            Trainer(model, optimizer, loader, {.steps = 9, .quiet = true, .on_non_finite = NonFinite::skip})
                 .fit();
         },
         {"[trainer]", "not finite", "9 steps"});
@@ -177,7 +177,7 @@ TEST_CASE(
                     .fit();
             },
             {"[trainer]", "at step 6"});
-        CHECK(model.value() == docApprox(0.45));
+        CHECK(model.value() == doctest::Approx(0.45));
         CHECK(read_lines(run + "/metrics.jsonl").size() == 5);
         CHECK(latest_checkpoint(run + "/checkpoints").value().ends_with("step_00000004"));
     }

@@ -6,7 +6,7 @@
 
 #include "core/factories.h"
 #include "nn/layers/linear.h"
-#include "nn/optim/optimizer.h"
+#include "nn/optim/adamw.h"
 #include "nn/train/trainer.h"
 #include "tests/on_device.h"
 
