@@ -9,6 +9,8 @@ namespace potluck {
 
 /// `AnomalyCheck guard;` makes this thread check the result and the gradients of every differentiable op until the end
 /// of the block. The first op that makes a NaN, or an infinity out of finite numbers, throws an Error that names it.
+/// An infinity that came in, such as -inf for a masked score, may go on. Behind `where`, the branch that is not taken is
+/// checked like any other: a NaN in it is named where it was made (sqrt, log).
 /// Every check reads the whole tensor: for searching a fault, not for training.
 class AnomalyCheck {
 public:

@@ -5,9 +5,18 @@
 // 2. run: each node takes its collected gradient, calls its op's backward, which adds to the gradients of the inputs,
 //    and frees what the op saved.
 // 3. commit: the gradients of leaves (and of tensors that retain theirs) appear, all at once.
+//
+// A leaf with accumulated hooks gets its gradient as soon as it is complete, and one with a buffer is added to in that
+// buffer from the first contribution on.
+//
+// Threads: an engine has the inner nodes of its graph to itself, and the leaves that have a buffer (claim). Plain leaves
+// are shared: whoever adds to the stored gradient takes it out of the leaf first (take), and puts the sum back, added to
+// what another thread may have put there meanwhile (put).
 
 #include <algorithm>
+#include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "autograd/anomaly.h"
 #include "autograd/ops/copy.h"
@@ -26,6 +35,20 @@ namespace {
 /// Whether an addition in place is right: nobody else sees the memory, and every element has a place of its own.
 bool may_change(const Tensor& x) { return x.is_unique() && !detail::overlaps_itself(x); }
 
+/// Tells threads apart, at less cost than an id.
+const void* this_thread() {
+    thread_local const char mark = 0;
+    return &mark;
+}
+
+/// Takes the gradient out of its node, which then has none, if `accepts` says so. Nobody else can see it from then on.
+template <class Accepts>
+Tensor take(Node& node, const Accepts& accepts) {
+    const std::lock_guard lock(node.gradient_mutex);
+    if (!node.gradient.defined() || !accepts(node.gradient)) return {};
+    return std::exchange(node.gradient, Tensor());
+}
+
 /// Whether `x` is fit to be somebody's grad(): it shares no memory, holds no larger block, and lies in order.
 bool stands_alone(const Tensor& x) {
     return x.is_unique() && x.is_contiguous() && x.storage()->bytes() == x.bytes();
@@ -43,10 +66,18 @@ public:
           create_graph_(options.create_graph),
           to_leaves_(targets == nullptr),
           root_(root.node()) {
-        collect();
-        mark(targets);
+        try {
+            collect();
+            mark(targets);
+        } catch (...) {
+            release();
+            throw;
+        }
     }
-    ~Engine() { restore(); }
+    ~Engine() {
+        restore();
+        release();
+    }
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
@@ -63,17 +94,12 @@ public:
         const OpScope scope("backward");
         const GradMode mode(create_graph_);
         // What can fail comes first, so that either all gradients appear or none.
-        for (Item& item : items_) {
-            // A backward within this one may have left a gradient where ours was taken from.
-            const bool alone = item.continues_stored && !item.node->gradient.defined();
-            if (item.result.defined() && !alone) prepare_result(item);
-        }
+        for (Item& item : items_)
+            if (item.result.defined()) prepare_result(item);
         if (!to_leaves_) return;
-        for (Item& item : items_) {
-            if (!item.result.defined()) continue;
-            item.node->gradient = std::move(item.result);
-            item.continues_stored = false;
-        }
+        for (Item& item : items_)
+            if (item.result.defined()) publish(item);
+        for (Item& item : items_) item.appeared = false;
     }
 
     /// After commit(); undefined for a node that the root does not depend on.
@@ -92,6 +118,11 @@ private:
         bool target = false;            // its gradient is to be handed out
         bool finished = false;          // its gradient has been dealt with
         bool continues_stored = false;  // gradient (or result) was the leaf's grad() and is added to in place
+        Tensor stored = {};             // the leaf's grad(), taken out until the result is put in its place
+        bool appeared = false;          // the leaf had no grad(), and has one since before the commit
+        bool buffered = false;          // its gradient goes to the leaf's buffer
+        bool direct = false;            // ops write it there, since no hook looks at it first
+        DType dtype = DType::f32;       // of the gradient
     };
 
     /// The gradients of one node's inputs.
@@ -106,20 +137,25 @@ private:
         void add(std::size_t index, const Tensor& gradient) override {
             if (wants(index)) engine_.add(node_.name, item(index), gradient);
         }
-        Tensor buffer(std::size_t index) override {
-            Tensor sum = existing(index);
-            if (sum.defined()) return sum;
-            const Node& input = *node_.inputs[index];
-            item(index).gradient = zeros(input.shape, {input.dtype, input.device});
-            return item(index).gradient;
+        DType dtype(std::size_t index) const override {
+            check(index);
+            return node_.inputs[index] != nullptr ? item(index).dtype : DType::f32;
         }
-        Tensor existing(std::size_t index) override {
+        bool collected(std::size_t index) const override {
+            return wants(index) && engine_.has_sum(item(index));
+        }
+        Destination destination(std::size_t index) override {
             if (!wants(index)) throw Error(node_.name, fmt::format("input {} wants no gradient.", index));
             if (engine_.create_graph_)
                 throw Error(node_.name,
                             "this backward adds to gradients in place, which create_graph cannot record. "
                             "Use add() when is_grad_enabled().");
-            return engine_.own(item(index));
+            return engine_.destination(item(index));
+        }
+        Tensor buffer(std::size_t index) override {
+            Destination sum = destination(index);
+            if (!sum.accumulate) backend(sum.memory.device()).fill(sum.memory, 0);
+            return sum.memory;
         }
 
     private:
@@ -143,6 +179,7 @@ private:
         while (!open.empty()) {
             const std::shared_ptr<Node>& node = *open.back();
             open.pop_back();
+            if (node->depth > 0) claim(*node);
             for (const std::shared_ptr<Node>& input : node->inputs) {
                 if (input == nullptr || !index_.emplace(input.get(), 0).second) continue;
                 items_.push_back({.node = input});
@@ -152,6 +189,28 @@ private:
         std::stable_sort(items_.begin(), items_.end(),
                          [](const Item& a, const Item& b) { return a.node->depth > b.node->depth; });
         for (std::size_t i = 0; i < items_.size(); ++i) index_[items_[i].node.get()] = i;
+    }
+
+    /// Keeps other threads away from the node until the engine ends. A walk within one of this thread may use it too.
+    void claim(Node& node) {
+        const void* nobody = nullptr;
+        if (node.walker.compare_exchange_strong(nobody, this_thread(), std::memory_order_acquire)) {
+            claimed_.push_back(&node);
+        } else if (nobody != this_thread()) {
+            throw Error(
+                caller_,
+                fmt::format(
+                    "another thread is walking through '{}' {}, {}. Compute the tensors in each thread, or "
+                    "let one thread wait for the other.",
+                    node.name, pretty(node.shape),
+                    node.depth > 0 ? "an op of this graph"
+                                   : "a leaf with a gradient buffer, which takes part in one "
+                                     "backward at a time"));
+        }
+    }
+
+    void release() {
+        for (Node* node : claimed_) node->walker.store(nullptr, std::memory_order_release);
     }
 
     void mark(const std::vector<Tensor>* targets) {
@@ -165,6 +224,8 @@ private:
             Item& item = items_[i];
             const Node& node = *item.node;
             if (to_leaves_) item.target = node.depth == 0 || node.retains_gradient;
+            item.dtype = node.dtype;
+            if (to_leaves_ && node.gradient_buffer.defined()) use_buffer(item);
             item.needed = item.target;
             if (is_freed(node) && !(item.target && !to_leaves_))
                 throw Error(
@@ -181,6 +242,19 @@ private:
             for (const std::shared_ptr<Node>& input : item.node->inputs)
                 if (input != nullptr && item_of(*input).needed) ++item_of(*input).consumers;
         }
+    }
+
+    void use_buffer(Item& item) {
+        if (create_graph_)
+            throw Error(
+                caller_,
+                fmt::format("a leaf {} has a gradient buffer, into which create_graph cannot write. "
+                            "Use gradients(), or take the buffer away: set_gradient_buffer(leaf, {{}}).",
+                            pretty(item.node->shape)));
+        claim(*item.node);
+        item.buffered = true;
+        item.direct = item.node->hooks.empty();
+        item.dtype = item.node->gradient_buffer.dtype();
     }
 
     static bool is_freed(const Node& node) { return node.saved.freed_; }
@@ -221,8 +295,13 @@ private:
             node.saved.freed_after_use_ = !keep_graph_;
             {
                 const AnomalyCheck inside(false);  // the op is to be named, not the parts of its gradient
+                const std::uint64_t version = dy.storage()->version();
                 node.backward(node.saved, dy, dx);
+                if (dy.storage()->version() != version)
+                    throw Error(node.name,
+                                "its backward changed dy in place, which others may see. Change a clone().");
             }
+            node.saved.forget_unpacked();
             if (AnomalyCheck::is_on()) check_gradients(node, dy);
         }
         dy = Tensor();
@@ -242,21 +321,51 @@ private:
         item.gradient = Tensor();
         if (!gradient.defined()) return gradient;
         Node& node = *item.node;
-        const std::vector<GradientHook> hooks = node.hooks;  // a hook may add hooks
-        for (const GradientHook& hook : hooks) {
-            const Tensor other = hook(gradient);
-            if (other.defined()) gradient = checked(node, other);
+        if (!item.direct) gradient = run_hooks(item, gradient);
+        if (to_leaves_ && node.depth == 0) {
+            finish_leaf(item, std::move(gradient));
+            return {};
         }
-        const bool joins_stored = to_leaves_ && node.depth == 0 && !create_graph_ && !item.continues_stored &&
-                                  node.gradient.defined() && may_change(node.gradient);
-        if (joins_stored)  // now, not at the end, so that the two need not live side by side
-            backend(node.device).add_scaled(gradient, 1.0, node.gradient);
-        else if (item.target)
-            item.result = gradient;
+        if (item.target) item.result = gradient;
         return gradient;
     }
 
-    Tensor checked(const Node& node, const Tensor& gradient) const {
+    void finish_leaf(Item& item, Tensor gradient) {
+        if (item.buffered && !item.direct) {
+            add_to_buffer(item, gradient);
+            gradient = std::exchange(item.gradient, Tensor());
+        } else if (!item.buffered) {
+            // What can be added now is, so that the two need not live side by side.
+            if (join_stored(item, gradient)) {
+                gradient = put(*item.node, std::exchange(item.stored, Tensor()));
+            } else {
+                item.result = std::move(gradient);
+                if (item.node->accumulated_hooks.empty()) return;  // it appears with the others
+                prepare_result(item);
+                gradient = publish(item);
+            }
+        }
+        const std::vector<AccumulatedHook> hooks = item.node->accumulated_hooks;
+        for (const AccumulatedHook& hook : hooks) hook(gradient);
+    }
+
+    Tensor run_hooks(const Item& item, Tensor gradient) const {
+        const std::vector<GradientHook> hooks = item.node->hooks;  // a hook may add hooks
+        for (const GradientHook& hook : hooks) {
+            const std::uint64_t version = gradient.storage()->version();
+            const Tensor other = hook(gradient);
+            if (gradient.storage()->version() != version)
+                throw Error(caller_, fmt::format("a hook of '{}' changed the gradient in place, which other "
+                                                 "branches may see. Return a changed tensor instead: "
+                                                 "`return gradient * 2;`.",
+                                                 item.node->name));
+            if (other.defined()) gradient = checked(item, other);
+        }
+        return gradient;
+    }
+
+    Tensor checked(const Item& item, const Tensor& gradient) const {
+        const Node& node = *item.node;
         if (gradient.shape() != node.shape || !(gradient.device() == node.device) ||
             !is_floating(gradient.dtype()))
             throw Error(
@@ -264,20 +373,65 @@ private:
                 fmt::format("a hook of '{}' returned {} {} on {} for a gradient of {} {} on {}. Shape and "
                             "device must agree, and the dtype must be floating.",
                             node.name, gradient.dtype(), pretty(gradient.shape()), gradient.device(),
-                            node.dtype, pretty(node.shape), node.device));
-        return create_graph_ ? to(gradient, node.dtype) : detail::cast(gradient, node.dtype).detach();
+                            item.dtype, pretty(node.shape), node.device));
+        return create_graph_ ? to(gradient, item.dtype) : detail::cast(gradient, item.dtype).detach();
+    }
+
+    /// Adds to the leaf's grad() in place, where that is safe: then item.stored is the sum.
+    bool join_stored(Item& item, const Tensor& gradient) const {
+        if (create_graph_ || item.continues_stored) return false;
+        Node& node = *item.node;
+        item.stored = take(node, may_change);
+        if (!item.stored.defined()) return false;
+        backend(node.device).add_scaled(gradient, 1.0, item.stored);
+        return true;
+    }
+
+    // ---- leaves with a buffer ----
+
+    /// Makes the leaf's grad() show its buffer. Returns whether there is a sum in it already.
+    static bool open_buffer(Item& item) {
+        Node& node = *item.node;
+        const std::lock_guard lock(node.gradient_mutex);
+        const bool holds_sum = node.gradient.defined();
+        if (!holds_sum) {
+            node.gradient = node.gradient_buffer.detach();
+            item.appeared = true;
+        }
+        item.gradient = node.gradient;
+        node.gradient.storage()->bump_version();
+        return holds_sum;
+    }
+
+    static void add_to_buffer(Item& item, const Tensor& gradient) {
+        const bool holds_sum = open_buffer(item);
+        if (holds_sum)
+            backend(item.node->device).add_scaled(gradient, 1.0, item.gradient);
+        else
+            backend(item.node->device).copy(gradient, item.gradient);
+    }
+
+    // ---- collecting ----
+
+    bool has_sum(const Item& item) const {
+        const auto stored = [&] {
+            const std::lock_guard lock(item.node->gradient_mutex);
+            return item.node->gradient.defined();
+        };
+        return item.gradient.defined() || ((item.direct || may_continue(item)) && stored());
+    }
+
+    bool may_continue(const Item& item) const {
+        return to_leaves_ && !create_graph_ && item.node->depth == 0 && item.node->hooks.empty();
     }
 
     /// The leaf's grad() becomes the place where this run adds, when that is safe and nobody watches.
     void continue_stored(Item& item) {
-        Node& node = *item.node;
-        if (!to_leaves_ || create_graph_ || item.gradient.defined() || node.depth != 0 || !node.hooks.empty())
-            return;
-        if (!node.gradient.defined() || node.gradient.dtype() != node.dtype || !stands_alone(node.gradient))
-            return;
-        item.gradient = std::move(node.gradient);
-        node.gradient = Tensor();
-        item.continues_stored = true;
+        if (item.gradient.defined() || item.buffered || !may_continue(item)) return;
+        item.gradient = take(*item.node, [&](const Tensor& stored) {
+            return stored.dtype() == item.dtype && stands_alone(stored);
+        });
+        item.continues_stored = item.gradient.defined();
     }
 
     void add(const char* op, Item& item, const Tensor& given) {
@@ -287,45 +441,81 @@ private:
         if (!(given.device() == node.device))
             throw Error(op, fmt::format("its backward gave a gradient on {} for an input on {}.",
                                         given.device(), node.device));
-        Tensor gradient = detail::sum_to_shape(op, given, node.shape);
+        const bool wider = item.dtype == DType::f32 && detail::is_half(given.dtype());
+        Tensor gradient = detail::sum_to_shape(op, given, node.shape, wider ? DType::f32 : given.dtype());
+        if (item.direct) return add_to_buffer(item, gradient);
         continue_stored(item);
         Tensor& sum = item.gradient;
         if (create_graph_) {
-            gradient = to(gradient, node.dtype);
+            gradient = to(gradient, item.dtype);
             sum = sum.defined() ? sum + gradient : gradient;
         } else if (!sum.defined()) {
-            gradient = detail::cast(gradient, node.dtype);
+            gradient = detail::cast(gradient, item.dtype);
             sum = gradient.node() == nullptr ? gradient : gradient.detach();
         } else if (may_change(sum)) {
             backend(node.device).add_scaled(gradient, 1.0, sum);
         } else {
-            Tensor fresh = Tensor::empty(node.shape, {node.dtype, node.device});
-            backend(node.device).binary(BinaryOp::add, sum, detail::cast(gradient, node.dtype), fresh);
+            Tensor fresh = Tensor::empty(node.shape, {item.dtype, node.device});
+            backend(node.device).binary(BinaryOp::add, sum, detail::cast(gradient, item.dtype), fresh);
             sum = fresh;
         }
     }
 
-    /// The gradient collected so far as memory that may be written to, or an undefined tensor.
-    Tensor own(Item& item) {
+    Gradients::Destination destination(Item& item) {
+        if (item.direct) {
+            const bool holds_sum = open_buffer(item);
+            return {item.gradient, holds_sum};
+        }
         continue_stored(item);
-        if (item.gradient.defined() && !(item.gradient.is_contiguous() && item.gradient.is_unique()))
-            item.gradient = detail::copy_of(item.gradient);
-        return item.gradient;
+        Tensor& sum = item.gradient;
+        if (!sum.defined()) {
+            sum = Tensor::empty(item.node->shape, {item.dtype, item.node->device});
+            return {sum, false};
+        }
+        if (!(sum.is_contiguous() && sum.is_unique())) sum = detail::copy_of(sum);
+        return {sum, true};
     }
+
+    // ---- handing out ----
 
     /// Makes item.result what the tensor's gradient will be: added to an old one, and sharing memory with nobody.
     void prepare_result(Item& item) {
-        const Tensor& old = item.node->gradient;
-        if (to_leaves_ && old.defined()) {
-            // Into fresh memory: somebody else holds the old one.
-            item.result = create_graph_ ? to(old, promote(old.dtype(), item.result.dtype())) + item.result
-                                        : sum_of(old, item.result);
-        } else if (!stands_alone(item.result)) {
+        // There is an old one where somebody holds it, or where a backward within this one has left one.
+        if (to_leaves_) item.stored = take(*item.node, [](const Tensor&) { return true; });
+        if (item.stored.defined()) {
+            item.result = sum_of(item.stored, item.result);
+        } else if (!item.continues_stored && !stands_alone(item.result)) {
             item.result = create_graph_ ? clone(item.result) : detail::copy_of(item.result);
         }
     }
 
-    static Tensor sum_of(const Tensor& old, const Tensor& gradient) {
+    /// Makes item.result the grad() of its tensor, which is returned.
+    Tensor publish(Item& item) {
+        item.appeared = !item.continues_stored && !item.stored.defined();
+        item.continues_stored = false;
+        item.stored = Tensor();
+        return put(*item.node, std::exchange(item.result, Tensor()));
+    }
+
+    /// Adds `sum` to the gradient of a node, and returns what it is then.
+    Tensor put(Node& node, Tensor sum) const {
+        for (;;) {
+            Tensor other;
+            {
+                const std::lock_guard lock(node.gradient_mutex);
+                std::swap(node.gradient, other);
+                if (!other.defined()) {
+                    node.gradient = sum;
+                    return sum;
+                }
+            }
+            sum = sum_of(other, sum);
+        }
+    }
+
+    /// In fresh memory: somebody else may hold the old one.
+    Tensor sum_of(const Tensor& old, const Tensor& gradient) const {
+        if (create_graph_) return to(old, promote(old.dtype(), gradient.dtype())) + gradient;
         Tensor sum = detail::copy_of(old);
         backend(old.device()).add_scaled(gradient, 1.0, sum);
         return sum;
@@ -345,12 +535,14 @@ private:
         node.backward = nullptr;
     }
 
-    /// After an exception: a grad() that was being added to goes back to its leaf.
+    /// After an exception: what was taken out of a leaf goes back, and what it did not have before goes.
     void restore() {
         for (Item& item : items_) {
-            if (!item.continues_stored) continue;
-            Tensor& sum = item.result.defined() ? item.result : item.gradient;
-            if (!item.node->gradient.defined()) item.node->gradient = std::move(sum);
+            Tensor back = std::move(item.stored);
+            if (item.continues_stored) back = std::move(item.result.defined() ? item.result : item.gradient);
+            if (!item.appeared && !back.defined()) continue;
+            const std::lock_guard lock(item.node->gradient_mutex);
+            if (item.appeared || !item.node->gradient.defined()) std::swap(item.node->gradient, back);
         }
     }
 
@@ -361,6 +553,7 @@ private:
     std::shared_ptr<Node> root_;
     std::vector<Item> items_;  // the deepest first
     std::unordered_map<const Node*, std::size_t> index_;
+    std::vector<Node*> claimed_;
 };
 
 void backward(const Tensor& root, const BackwardOptions& options) {

@@ -1,59 +1,25 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "autograd/grad_mode.h"
+#include "autograd/saved.h"
 #include "core/tensor.h"
 
 namespace potluck {
 
-class Saved;
 class Gradients;
 
 /// Computes the gradients of the inputs from `dy`, the gradient of the output (same shape, dtype and device as it).
 /// Runs with recording off, or on when a graph of the gradient was asked for: written with ops of autograd/ops.h it
-/// can then be differentiated again.
+/// can then be differentiated again. `dy` may be seen by others and must not be changed.
 using BackwardFunction = std::function<void(const Saved& saved, const Tensor& dy, Gradients& dx)>;
-
-/// What an op kept for its backward. Reading checks that nothing was changed since.
-class Saved {
-public:
-    Saved() = default;
-
-    /// Tensor `index` of those given to record(). Throws Error when it was changed in place since, or when backward()
-    /// has already freed it.
-    Tensor operator[](std::size_t index) const;
-    std::size_t size() const { return slots_.size(); }
-    /// Tensor `index` when nothing else can see its memory and backward() frees it right after this op, so that the op
-    /// may write a gradient over it; else an undefined tensor. Take it before reading the slot in any other way.
-    Tensor reusable(std::size_t index) const;
-    /// The storages that the slots keep alive, each once.
-    std::vector<const Storage*> storages() const;
-    /// Their bytes.
-    std::int64_t bytes() const;
-
-private:
-    friend Tensor record(const char*, const Tensor&, std::vector<Tensor>, std::vector<Tensor>,
-                         BackwardFunction);
-    friend class Engine;
-    friend struct Node;
-
-    struct Slot {
-        Tensor tensor;              // without a place on the tape when it is the op's own output (no cycle)
-        std::uint64_t version = 0;  // of the storage when it was saved
-        bool is_output = false;
-    };
-    std::vector<Slot> slots_;
-    const Slot& checked_slot(std::size_t index) const;
-
-    Node* owner_ = nullptr;
-    bool freed_ = false;
-    bool freed_after_use_ = false;  // set while a backward runs that does not retain the graph
-};
 
 /// Where a backward puts the gradients of its op's inputs.
 class Gradients {
@@ -62,18 +28,31 @@ public:
 
     /// Whether input `index` needs a gradient at all. Skip the work when it does not.
     virtual bool wants(std::size_t index) const = 0;
-    /// Adds `gradient` to input `index`: summed over axes that were broadcast, converted to the input's dtype.
+    /// The dtype in which the gradient of input `index` is collected: the input's own, or that of its buffer (f32 for a
+    /// half type, see set_gradient_buffer()).
+    virtual DType dtype(std::size_t index) const = 0;
+    /// Whether something has been collected for input `index`.
+    virtual bool collected(std::size_t index) const = 0;
+    /// Adds `gradient` to input `index`: summed over axes that were broadcast, converted to dtype(index).
     virtual void add(std::size_t index, const Tensor& gradient) = 0;
-    /// The gradient of input `index` as collected so far, contiguous, in the input's shape and dtype, made of zeros
-    /// when there was none: for ops that add to parts of it in place (slices, rows of an embedding).
-    /// Only without create_graph: such ops must take add() when is_grad_enabled().
+
+    /// Where the gradient of an input is collected: contiguous, in the input's shape and in dtype(index).
+    struct Destination {
+        Tensor memory;
+        bool accumulate;  // false: there is nothing yet, every element of the memory must be written
+    };
+    /// For ops that write a gradient themselves, or add to it in place (matmul). From here on the memory counts as the
+    /// gradient. Only without create_graph: such ops must take add() when is_grad_enabled().
+    virtual Destination destination(std::size_t index) = 0;
+    /// The same memory, made of zeros when there was nothing yet: for ops that add to parts of it (slices, rows of an
+    /// embedding).
     virtual Tensor buffer(std::size_t index) = 0;
-    /// The same, but undefined when there is none yet: for ops that can either write or accumulate (matmul).
-    virtual Tensor existing(std::size_t index) = 0;
 };
 
 /// Sees the gradient of a tensor before it goes on, and may return another one in its place (undefined: keep it).
 using GradientHook = std::function<Tensor(const Tensor& gradient)>;
+/// Gets the grad() of a leaf once all of a backward has been added to it.
+using AccumulatedHook = std::function<void(const Tensor& gradient)>;
 
 /// One tensor's place on the tape: how it was made from others. A leaf has no backward and collects its gradient.
 /// Tensor and node are one to one, so a drawing of the nodes is a drawing of the computation.
@@ -83,9 +62,14 @@ struct Node : std::enable_shared_from_this<Node> {
     Saved saved;
     BackwardFunction backward;  // empty for a leaf
     std::vector<GradientHook> hooks;
-    Tensor gradient;  // of a leaf, or when retained
     bool retains_gradient = false;
     std::int64_t depth = 0;  // 0 for a leaf, else 1 + the largest of the inputs
+
+    Tensor gradient;         // of a leaf, or when retained
+    Tensor gradient_buffer;  // of a leaf; gradient is then undefined, or shows the same memory
+    std::vector<AccumulatedHook> accumulated_hooks;
+    std::mutex gradient_mutex;                 // guards `gradient`: threads may share a leaf
+    std::atomic<const void*> walker{nullptr};  // the thread whose backward has this node to itself
 
     // the tensor itself, for checks and for printing
     Shape shape;
@@ -115,11 +99,21 @@ struct BackwardOptions {
 /// reverse order of depth, and frees what ops saved, and their links to their inputs, as it goes (a second run without
 /// retain_graph is an Error). So a loss that is kept for a log keeps no graph alive.
 ///
-/// The gradients appear when the whole walk is done. When an op or a hook throws, leaves without a gradient stay without
-/// one; a gradient that was there before may already hold a part of this run, so zero it before going on.
+/// When the gradients appear, and what is left when an op or a hook throws:
+///   - A plain leaf (also with gradient hooks), and a tensor that retains its gradient: when the whole walk is done.
+///   - A leaf with accumulated hooks: when its own gradient is complete, before the hooks run.
+///   - A leaf with a gradient buffer: with the first contribution, in the buffer itself.
+///   After an exception, whoever had no gradient before has none; a gradient that was there before may hold a part of
+///   this run, so zero it before going on.
+///
+/// Threads: a graph belongs to the thread that walks it; another one that comes upon it gets an Error. Graphs of
+/// different threads may share leaves: their gradients become the sum (in no fixed order, so of no fixed rounding), and
+/// hooks run in the thread of their backward. A leaf with a gradient buffer takes part in one backward at a time: a
+/// second thread gets an Error before anything is changed. Nobody else may read or set a gradient meanwhile.
 ///
 /// With create_graph a leaf's grad() is itself on the tape and refers to the leaf: dropping the gradient (set_grad({}))
-/// breaks the circle. gradients() makes no such circle.
+/// breaks the circle. gradients() makes no such circle. A leaf with a gradient buffer refuses create_graph: a buffer is
+/// memory, not a place on the tape.
 void backward(const Tensor& root, const BackwardOptions& options = {});
 
 /// The gradients of `root` with respect to `inputs`, without touching anybody's grad(). Undefined where root does not
@@ -128,11 +122,29 @@ std::vector<Tensor> gradients(const Tensor& root, const std::vector<Tensor>& inp
                               const BackwardOptions& options = {});
 
 /// Runs `hook` on the gradient of `tensor` in every later backward, before it goes on to the ops behind or is added to
-/// grad(). Throws Error when it needs no gradient. A hook of a leaf must not hold the leaf itself (a circle that is
-/// never freed).
+/// grad(). It sees what this backward alone has collected, in the dtype of the tensor (or of its gradient buffer), and
+/// must not change it in place, since other branches may share its memory: that is an Error. Return another tensor
+/// instead. Throws Error when the tensor needs no gradient. A hook of a leaf must not hold the leaf itself (a circle
+/// that is never freed).
 void add_gradient_hook(const Tensor& tensor, GradientHook hook);
+/// Runs `hook` with the grad() of `leaf` once in every later backward() that contributes to it, as soon as nothing more
+/// will come: while the walk still goes on behind other tensors. It may change the gradient in place (reduce it over
+/// processes), and take it away (after an update). gradients() does not run it. Throws Error when `leaf` is not a leaf
+/// that requires a gradient. It must not hold the leaf itself.
+void add_accumulated_hook(const Tensor& leaf, AccumulatedHook hook);
 /// Keeps the gradient of an inner tensor in its grad(), as for a leaf.
 void retain_gradient(const Tensor& tensor);
+
+/// Lets the gradient of `leaf` be collected in `buffer`: memory that somebody else laid out, such as a part of a flat
+/// block. It has the leaf's shape and device, is contiguous, and is of the leaf's dtype, or f32 for f16 and bf16 (sums
+/// over many backwards are then never rounded to the half type). Backward adds into it and never replaces or copies it.
+/// The first contribution is stored over what is there, so the buffer need not be zeroed; grad() is undefined until
+/// then, and again after set_grad({}), which does not touch the memory. Afterwards grad() shows the buffer.
+/// set_grad(x) copies x into it. A gradient that the leaf has already moves into the buffer.
+///
+/// An undefined `buffer` takes it away: a grad() that shows it stays as it is, and is no longer added to in place.
+/// Throws Error when `leaf` is not a leaf that requires a gradient, or when the buffer does not fit.
+void set_gradient_buffer(const Tensor& leaf, const Tensor& buffer);
 
 /// The tape that leads to `root`, one op a line: op, shape, dtype, inputs, bytes saved.
 std::string tape_to_text(const Tensor& root);

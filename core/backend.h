@@ -19,6 +19,8 @@ namespace potluck {
 // Unless said otherwise
 //   - inputs may have any strides (0 where they were broadcast), outputs are contiguous and fully overwritten;
 //   - floating kernels take f64 f32 f16 bf16, and the half types compute and accumulate in f32;
+//   - the gradients of parameters (y of matmul, dweight, dbias, and sums) may be f32 where the inputs are of a half type:
+//     they are then not rounded to it;
 //   - any size may be 0; indices are i64;
 //   - results do not depend on the number of threads;
 //   - a Tensor named `..._or_none` may be undefined.
@@ -174,14 +176,15 @@ public:
     virtual void add_scaled(const Tensor& x, double scale, Tensor& y) = 0;
 
     // ---- reduce: the last `axes` axes of x are reduced; y has the shape of the others ----
-    /// sum and mean of integers and bool give i64 and f32; argmax and argmin give i64 and the first place; NaN wins.
+    /// sum and mean of integers and bool give i64 and f32, a sum of a half type that or f32; argmax and argmin give i64 and the first place; NaN wins.
     virtual void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) = 0;
     /// Two-pass. `correction` 1 gives the unbiased estimate.
     virtual void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
                           Tensor& variance) = 0;
 
     // ---- matmul ----
-    /// a (batch..., m, k), b (batch..., k, n), y (batch..., m, n) contiguous; y += when accumulate. Any dtype but bool.
+    /// a (batch..., m, k), b (batch..., k, n), y (batch..., m, n) contiguous; y += when accumulate. Any dtype but bool;
+    /// y of the dtype of a and b, or f32 where that is a half type.
     virtual void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) = 0;
     /// y (rows, out) contiguous = x (rows, in) weight (out, in)^T + bias (out); the sum is rounded once.
     virtual void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) = 0;
@@ -254,8 +257,8 @@ public:
     // ---- embedding: weight (rows, width), ids (count) i64; y (count, width) ----
     /// Throws Error that names position and value for an id outside 0..rows-1.
     virtual void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) = 0;
-    virtual void embedding_backward(const Tensor& ids, const Tensor& dy,
-                                    Tensor& dweight) = 0;  // dweight += ..., in id order
+    /// dweight += ..., in id order, of the dtype of dy, or f32 where that is a half type.
+    virtual void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) = 0;
 
     // ---- index ----
     /// y[.., i, ..] = x[.., index[.., i, ..], ..] along axis; y has the shape of index.

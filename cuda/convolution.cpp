@@ -129,9 +129,9 @@ void CudaBackend::convolution_backward(const Tensor& x, const Tensor& weight, co
     if (Tensor& dweight = dweight_or_none; dweight.defined()) {
         if (empty)
             fill(dweight, 0);
-        else
-            convolve(*this, plans, ConvolutionPass::weight_gradient, contiguous(*this, x), dweight, packed_dy,
-                     options, /*accumulate=*/false);
+        else  // cuDNN knows one dtype for all three: an f32 result is computed from f32
+            convolve(*this, plans, ConvolutionPass::weight_gradient, contiguous(*this, x, dweight.dtype()),
+                     dweight, contiguous(*this, dy, dweight.dtype()), options, /*accumulate=*/false);
     }
     if (dbias_or_none.defined() && dy.count() == 0) {
         fill(dbias_or_none, 0);

@@ -100,7 +100,8 @@ struct Product {
 
 Product prepare(CudaBackend& device, const Tensor& a, const Tensor& b, const Tensor& y) {
     Product p{a, b, {}, {}};
-    p.shape.dtype = y.dtype();
+    p.shape.dtype = a.dtype();
+    p.shape.y_dtype = y.dtype();
     p.shape.tf32 = device.options().tf32;
     p.shape.m = y.size(-2);
     p.shape.n = y.size(-1);
@@ -150,9 +151,8 @@ struct Caller {
 
 /// y = a b (+ y, or + bias). False, and nothing was done, when the library has no algorithm.
 bool multiply(const Product& p, Tensor& y, const Caller& caller) {
-    const std::int64_t element = size_of(p.shape.dtype);
-    const auto at = [&](const Tensor& x, std::int64_t elements) {
-        return static_cast<std::byte*>(x.raw_data()) + elements * element;
+    const auto at = [](const Tensor& x, std::int64_t elements) {
+        return static_cast<std::byte*>(x.raw_data()) + elements * size_of(x.dtype());
     };
     std::int64_t calls = 1;
     for (const BatchAxis& axis : p.outer) calls *= axis.size;

@@ -89,7 +89,7 @@ MatmulPlan::MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const
     }
     a_ = layout(shape, shape.a, shape.m, shape.k);
     b_ = layout(shape, shape.b, shape.k, shape.n);
-    y_ = layout(shape.dtype, shape.m, shape.n, shape.n, shape.batch, shape.y_batch_stride);
+    y_ = layout(shape.y_dtype, shape.m, shape.n, shape.n, shape.batch, shape.y_batch_stride);
 
     cublasLtMatmulPreference_t wishes = nullptr;
     check(cublasLtMatmulPreferenceCreate(&wishes), "cublasLtMatmulPreferenceCreate");

@@ -35,7 +35,8 @@ struct Epilogue {
 /// Everything that decides which kernel of the library fits: y (batch, m, n) = a (batch, m, k) b (batch, k, n), and the
 /// alignments of an epilogue's pointers (0: it has none). The rows of y are contiguous.
 struct MatmulShape {
-    DType dtype = DType::f32;
+    DType dtype = DType::f32;    // of a and b
+    DType y_dtype = DType::f32;  // the same, or f32 where that is a half type
     bool tf32 = false;
     std::int64_t batch = 1, m = 0, n = 0, k = 0;
     MatmulOperand a, b;

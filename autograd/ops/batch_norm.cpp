@@ -148,8 +148,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
                           return composed_backward(x, weight, saved[2], saved[3], mode, dy, dx);
                       const Tensor values = detail::cast(as_positions(x), dy.dtype());
                       Tensor dvalues = detail::empty_if(dx.wants(0), values.shape(), dy);
-                      Tensor dweight = detail::empty_if(dx.wants(1), {x.size(1)}, dy);
-                      Tensor dbias = detail::empty_if(dx.wants(2), {x.size(1)}, dy);
+                      Tensor dweight = detail::empty_gradient(dx, 1, {x.size(1)}, dy);
+                      Tensor dbias = detail::empty_gradient(dx, 2, {x.size(1)}, dy);
                       backend(x.device())
                           .batch_norm_backward(values, detail::cast_or_none(weight, dy.dtype()), saved[2],
                                                saved[3], as_positions(dy), mode.training, dvalues, dweight,

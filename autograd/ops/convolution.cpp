@@ -45,11 +45,9 @@ Tensor convolve(const char* name, const Tensor& x, const Tensor& weight, const T
                           if (dx.wants(2)) dx.add(2, sum(dy, {0, 2, 3}));
                           return;
                       }
-                      const auto empty_if = [&](std::size_t input, const Shape& shape) {
-                          return detail::empty_if(dx.wants(input), shape, dy);
-                      };
-                      Tensor dinput = empty_if(0, geometry.x), dweight = empty_if(1, geometry.weight);
-                      Tensor dbias = empty_if(2, {geometry.weight[0]});
+                      Tensor dinput = detail::empty_if(dx.wants(0), geometry.x, dy);
+                      Tensor dweight = detail::empty_gradient(dx, 1, geometry.weight, dy);
+                      Tensor dbias = detail::empty_gradient(dx, 2, {geometry.weight[0]}, dy);
                       const Tensor x = dx.wants(1) ? saved[0] : shape_only(geometry.x, dy);
                       const Tensor weight = dx.wants(0) ? saved[1] : shape_only(geometry.weight, dy);
                       backend(dy.device())

@@ -133,9 +133,10 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value) {
     detail::require_same_device("masked_fill", {x, mask});
     const Tensor filling = full({}, value, {x.dtype(), x.device()});
     const Tensor y = choose("masked_fill", mask, filling, x, x.shape());
-    return record("masked_fill", y, {x}, {mask}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, where(saved[0], scalar_like(dy, 0), dy));
-    });
+    return record("masked_fill", y, {x, filling}, {mask},
+                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      dx.add(0, where(saved[0], scalar_like(dy, 0), dy));
+                  });
 }
 
 }  // namespace potluck

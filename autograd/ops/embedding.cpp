@@ -28,25 +28,22 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     Tensor rows = Tensor::empty({ids.count(), weight.size(1)}, {weight.dtype(), weight.device()});
     backend(weight.device()).embedding(weight, indices, rows);
     const Tensor y = rows.alias(shape, contiguous_strides(shape), 0);
-    return record(
-        "embedding", y, {weight}, {indices},
-        [table = weight.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
-            const Tensor ids = saved[0];
-            const Shape rows_shape{ids.count(), table[1]};
-            if (is_grad_enabled()) {
-                const Tensor start = zeros(table, {dy.dtype(), dy.device()});
-                const Tensor index = expand(unsqueeze(ids, 1), rows_shape);
-                return dx.add(0, scatter_add(start, 0, index, reshape(dy, rows_shape)));
-            }
-            const Tensor rows = detail::reshaped(dy, rows_shape);
-            if (size_of(dy.dtype()) == 2) {  // half types: a frequent row needs the range of f32 for its sum
-                Tensor sums = zeros(table, {DType::f32, dy.device()});
-                backend(dy.device()).embedding_backward(ids, detail::cast(rows, DType::f32), sums);
-                return dx.add(0, sums);
-            }
-            Tensor sums = dx.buffer(0);
-            backend(dy.device()).embedding_backward(ids, rows, sums);
-        });
+    return record("embedding", y, {weight}, {indices},
+                  [table = weight.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor ids = saved[0];
+                      const Shape rows_shape{ids.count(), table[1]};
+                      if (is_grad_enabled()) {
+                          const Tensor start = zeros(table, {dy.dtype(), dy.device()});
+                          const Tensor index = expand(unsqueeze(ids, 1), rows_shape);
+                          return dx.add(0, scatter_add(start, 0, index, reshape(dy, rows_shape)));
+                      }
+                      const Tensor rows = detail::reshaped(dy, rows_shape);
+                      // Half types: a frequent row needs the range of f32 for its sum.
+                      const bool aside = detail::is_half(dx.dtype(0));
+                      Tensor sums = aside ? zeros(table, {DType::f32, dy.device()}) : dx.buffer(0);
+                      backend(dy.device()).embedding_backward(ids, rows, sums);
+                      if (aside) dx.add(0, sums);
+                  });
 }
 
 }  // namespace potluck

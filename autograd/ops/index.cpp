@@ -28,8 +28,6 @@ void require_index(const char* name, const Tensor& x, std::int64_t axis, const T
                         pretty(index.shape()), pretty(x.shape()), axis));
 }
 
-bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
-
 }  // namespace
 
 Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
@@ -40,19 +38,17 @@ Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
     require_index("gather", x, axis, index);
     Tensor y = Tensor::empty(index.shape(), {x.dtype(), x.device()});
     backend(x.device()).gather(x, axis, index, y);
-    return record(
-        "gather", y, {x}, {index},
-        [axis, shape = x.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
-            const TensorOptions options{dy.dtype(), dy.device()};
-            if (is_grad_enabled()) return dx.add(0, scatter_add(zeros(shape, options), axis, saved[0], dy));
-            if (is_half(dy.dtype())) {  // a place hit often needs the range of f32 for its sum
-                Tensor sums = zeros(shape, {DType::f32, dy.device()});
-                backend(dy.device()).scatter_add(axis, saved[0], detail::cast(dy, DType::f32), sums);
-                return dx.add(0, sums);
-            }
-            Tensor sums = dx.buffer(0);
-            backend(dy.device()).scatter_add(axis, saved[0], dy, sums);
-        });
+    return record("gather", y, {x}, {index},
+                  [axis, shape = x.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const TensorOptions options{dy.dtype(), dy.device()};
+                      if (is_grad_enabled())
+                          return dx.add(0, scatter_add(zeros(shape, options), axis, saved[0], dy));
+                      // Half types: a place hit often needs the range of f32 for its sum.
+                      const bool aside = detail::is_half(dx.dtype(0));
+                      Tensor sums = aside ? zeros(shape, {DType::f32, dy.device()}) : dx.buffer(0);
+                      backend(dy.device()).scatter_add(axis, saved[0], detail::cast(dy, sums.dtype()), sums);
+                      if (aside) dx.add(0, sums);
+                  });
 }
 
 Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, const Tensor& source) {
@@ -68,7 +64,7 @@ Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, cons
                     fmt::format("the source {} and the index {} differ in shape. Narrow the larger one.",
                                 pretty(source.shape()), pretty(index.shape())));
     const DType dtype = promote(x.dtype(), source.dtype());
-    const DType inner = is_half(dtype) ? DType::f32 : dtype;
+    const DType inner = detail::is_half(dtype) ? DType::f32 : dtype;
     Tensor sums = Tensor::empty(x.shape(), {inner, x.device()});
     backend(x.device()).copy(x, sums);
     backend(x.device()).scatter_add(axis, index, detail::cast(source, inner), sums);

@@ -31,8 +31,8 @@ bool is_column_major(const Tensor& x) {
     return x.ndim() == 2 && !x.is_contiguous() && transposed_alias(x).is_contiguous();
 }
 
-/// Adds the product a b, seen in the shape of input `index`, to that input's gradient. Without a temporary when some
-/// gradient is already there. Laid out by columns when the input is: behind a transposed weight stands a row-major leaf.
+/// Adds the product a b, seen in the shape of input `index`, to that input's gradient, without a temporary. Laid out by
+/// columns when the input is and nothing was collected for it: behind a transposed weight stands a row-major leaf.
 void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const Tensor& given_b,
                  const Shape& shape, bool by_columns = false) {
     const DType dtype = promote(given_a.dtype(), given_b.dtype());
@@ -40,18 +40,19 @@ void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const 
     Shape product(a.shape().begin(), a.shape().end() - 1);
     product.push_back(b.size(-1));
     Backend& device = backend(a.device());
-    if (const Tensor sum = dx.existing(index); sum.defined() && sum.dtype() == dtype &&
-                                               sum.shape() == shape &&
-                                               element_count(product) == sum.count()) {
-        Tensor seen = sum.alias(product, contiguous_strides(product), sum.offset());
-        device.matmul(a, b, seen, /*accumulate=*/true);
-    } else if (by_columns && product.size() == 2) {
+    const DType sum = dx.dtype(index);
+    const bool wider = sum == DType::f32 && detail::is_half(dtype);
+    if (by_columns && product.size() == 2 && !dx.collected(index)) {
         Tensor y = Tensor::empty({product[1], product[0]}, {dtype, a.device()});
         device.matmul(transposed_alias(b), transposed_alias(a), y, /*accumulate=*/false);
         y = transposed_alias(y);
         dx.add(index, y);
+    } else if ((sum == dtype || wider) && element_count(product) == element_count(shape)) {
+        const auto [memory, accumulate] = dx.destination(index);
+        Tensor seen = memory.alias(product, contiguous_strides(product), memory.offset());
+        device.matmul(a, b, seen, accumulate);
     } else {
-        Tensor y = Tensor::empty(product, {dtype, a.device()});
+        Tensor y = Tensor::empty(product, {wider ? sum : dtype, a.device()});
         device.matmul(a, b, y, /*accumulate=*/false);
         dx.add(index, element_count(shape) == y.count() ? detail::reshaped(y, shape) : y);
     }
@@ -207,7 +208,7 @@ Tensor record_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, 
                             {dy.size(-1), saved[0].size(-1)}, by_columns);
             if (dx.wants(2)) {
                 // A product with ones would round half types on the way; reduce() sums them in f32.
-                Tensor total = Tensor::empty({dy.size(-1)}, {dy.dtype(), dy.device()});
+                Tensor total = detail::empty_gradient(dx, 2, {dy.size(-1)}, dy);
                 backend(dy.device()).reduce(ReduceOp::sum, transposed_alias(dy_rows), 1, total);
                 dx.add(2, total);
             }

@@ -15,7 +15,7 @@ namespace potluck {
 using detail::as_rows;
 using detail::cast;
 using detail::cast_or_none;
-using detail::empty_if;
+using detail::empty_gradient;
 
 namespace {
 
@@ -73,15 +73,23 @@ void composed_backward(const Tensor& normalised, const Tensor& scale, bool centr
 struct RowsGradient {
     Tensor rows = {};
     bool accumulate = false;
+    bool in_place = false;
 
     RowsGradient(Gradients& dx, const Tensor& x, const Tensor& dy) {
         if (!dx.wants(0)) return;
-        const Tensor sum = dx.existing(0);
-        accumulate = sum.defined() && sum.dtype() == dy.dtype();
-        rows = accumulate ? as_rows(sum) : Tensor::empty(as_rows(x).shape(), {dy.dtype(), dy.device()});
+        in_place = dx.dtype(0) == dy.dtype();
+        Tensor memory;
+        if (in_place) {
+            const Gradients::Destination destination = dx.destination(0);
+            memory = destination.memory;
+            accumulate = destination.accumulate;
+        } else {
+            memory = Tensor::empty(x.shape(), {dy.dtype(), dy.device()});
+        }
+        rows = as_rows(memory);
     }
     void add_to(Gradients& dx, const Tensor& x) const {
-        if (rows.defined() && !accumulate) dx.add(0, rows.alias(x.shape(), contiguous_strides(x.shape()), 0));
+        if (rows.defined() && !in_place) dx.add(0, rows.alias(x.shape(), contiguous_strides(x.shape()), 0));
     }
 };
 
@@ -106,8 +114,8 @@ Tensor record_layer_norm(const Tensor& y, const Tensor& x, const Tensor& weight,
                 return composed_backward(centred * scale, scale, /*centre=*/true, weight, dy, dx, 3);
             }
             RowsGradient dx_of(dx, x, dy);
-            Tensor dweight = empty_if(dx.wants(1), {x.size(-1)}, dy);
-            Tensor dbias = empty_if(dx.wants(2), {x.size(-1)}, dy);
+            Tensor dweight = empty_gradient(dx, 1, {x.size(-1)}, dy);
+            Tensor dbias = empty_gradient(dx, 2, {x.size(-1)}, dy);
             backend(x.device())
                 .layer_norm_backward(cast(as_rows(x), dy.dtype()), cast_or_none(weight, dy.dtype()), saved[2],
                                      saved[3], as_rows(dy), dx_of.accumulate, dx_of.rows, dweight, dbias);
@@ -128,7 +136,7 @@ Tensor record_rms_norm(const Tensor& y, const Tensor& x, const Tensor& weight, d
                           return composed_backward(wide * scale, scale, /*centre=*/false, weight, dy, dx, 2);
                       }
                       RowsGradient dx_of(dx, x, dy);
-                      Tensor dweight = empty_if(dx.wants(1), {x.size(-1)}, dy);
+                      Tensor dweight = empty_gradient(dx, 1, {x.size(-1)}, dy);
                       backend(x.device())
                           .rms_norm_backward(cast(as_rows(x), dy.dtype()), cast_or_none(weight, dy.dtype()),
                                              saved[2], as_rows(dy), dx_of.accumulate, dx_of.rows, dweight);

@@ -46,6 +46,8 @@ void require_rank(std::string_view op, const Tensor& x, std::string_view what, s
                                     what, pretty(x.shape()), least, least == 1 ? "axis is" : "axes are"));
 }
 
+bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+
 void require_pair(std::string_view op, const Tensor& a, const Tensor& b) {
     require_defined(op, a, "the first operand");
     require_defined(op, b, "the second operand");
@@ -67,6 +69,12 @@ Tensor cast_or_none(const Tensor& x, DType dtype) { return x.defined() ? cast(x,
 
 Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
     return wanted ? Tensor::empty(shape, {like.dtype(), like.device()}) : Tensor();
+}
+
+Tensor empty_gradient(const Gradients& dx, std::size_t index, const Shape& shape, const Tensor& dy) {
+    if (!dx.wants(index)) return {};
+    const bool wider = is_half(dy.dtype()) && dx.dtype(index) == DType::f32;
+    return Tensor::empty(shape, {wider ? DType::f32 : dy.dtype(), dy.device()});
 }
 
 Tensor as_floating(const Tensor& x) { return is_floating(x.dtype()) ? x : cast(x, DType::f32); }
@@ -182,7 +190,7 @@ Tensor spread(const Tensor& dy, const Shape& shape, std::int64_t axis, std::int6
                        expand(reshape(places, column), dy.shape()), dy);
 }
 
-Tensor sum_to_shape(std::string_view op, const Tensor& x, const Shape& shape) {
+Tensor sum_to_shape(std::string_view op, const Tensor& x, const Shape& shape, DType dtype) {
     if (x.shape() == shape) return x;
     const Shape& from = x.shape();
     bool fits = from.size() >= shape.size();
@@ -199,7 +207,17 @@ Tensor sum_to_shape(std::string_view op, const Tensor& x, const Shape& shape) {
                     fmt::format("a gradient of shape {} was given to a tensor of shape {}. It must have that "
                                 "shape, or one that the tensor was broadcast to.",
                                 pretty(from), pretty(shape)));
-    return reshape(sum(x, axes, /*keep_axes=*/true), shape);
+    if (dtype == x.dtype()) return reshape(sum(x, axes, /*keep_axes=*/true), shape);
+    Axes order;  // the kept axes, then those that are summed
+    for (std::int64_t axis = 0; axis < x.ndim(); ++axis)
+        if (std::find(axes.begin(), axes.end(), axis) == axes.end()) order.push_back(axis);
+    order.insert(order.end(), axes.begin(), axes.end());
+    const Tensor turned = permuted_alias(x, order);
+    Tensor total = Tensor::empty(
+        {turned.shape().begin(), turned.shape().end() - static_cast<std::ptrdiff_t>(axes.size())},
+        {dtype, x.device()});
+    backend(x.device()).reduce(ReduceOp::sum, turned, static_cast<std::int64_t>(axes.size()), total);
+    return reshaped(total, shape);
 }
 
 }  // namespace potluck::detail

@@ -12,8 +12,9 @@
 #include "core/tensor.h"
 
 namespace potluck {
+class Gradients;      // autograd/tape.h
 enum class GeluKind;  // autograd/ops/activation.h
-}
+}  // namespace potluck
 
 namespace potluck::detail {
 
@@ -28,6 +29,8 @@ void require_floating(std::string_view op, const Tensor& x, std::string_view wha
 /// Throws Error when `x` has fewer than `least` axes.
 void require_rank(std::string_view op, const Tensor& x, std::string_view what, std::int64_t least);
 
+/// f16 and bf16.
+bool is_half(DType dtype);
 /// What every op of two operands checks: both are there, and on one device.
 void require_pair(std::string_view op, const Tensor& a, const Tensor& b);
 
@@ -44,6 +47,9 @@ Tensor cast(const Tensor& x, DType dtype);
 Tensor cast_or_none(const Tensor& x, DType dtype);
 /// Fresh memory of `shape`, of the dtype and on the device of `like`; an undefined tensor where it is not wanted.
 Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like);
+/// Fresh memory for the gradient of input `index`, as a kernel writes it: of the dtype of `dy`, or f32 where that of a
+/// half type is collected in f32; an undefined tensor where none is wanted.
+Tensor empty_gradient(const Gradients& dx, std::size_t index, const Shape& shape, const Tensor& dy);
 /// Integers and bool as f32; floating tensors as they are.
 Tensor as_floating(const Tensor& x);
 /// A tensor of no axes with `value`, on the device of `x`, in the dtype that `x op value` has.
@@ -81,7 +87,8 @@ Tensor transposed_alias(const Tensor& x);
 /// start, start + step, .. along axis.
 Tensor spread(const Tensor& dy, const Shape& shape, std::int64_t axis, std::int64_t start, std::int64_t step);
 /// `x` summed to a shape that broadcasts to its own: the gradient of broadcasting, made of ops on the tape.
-/// Throws Error(op, ...) when `shape` does not broadcast to the shape of `x`.
-Tensor sum_to_shape(std::string_view op, const Tensor& x, const Shape& shape);
+/// Throws Error(op, ...) when `shape` does not broadcast to the shape of `x`. A half type may be summed to f32, then
+/// outside of the tape; it is returned as it is where there is nothing to sum.
+Tensor sum_to_shape(std::string_view op, const Tensor& x, const Shape& shape, DType dtype);
 
 }  // namespace potluck::detail

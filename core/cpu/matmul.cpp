@@ -18,11 +18,11 @@ namespace {
 using cpu::Matrix;
 
 // Batches of products y = a b: a (batch..., m, k), b (batch..., k, n), y (batch..., m, n).
-template <class T>
+template <class T, class Y = T>
 struct Products {
     const T* a;
     const T* b;
-    T* y;
+    Y* y;
     Shape batch;
     Strides a_batch, b_batch;  // in elements, along the axes of batch
     std::int64_t m, n, k;
@@ -39,7 +39,7 @@ struct Products {
     Matrix<const T> b_matrix(std::int64_t index) const {
         return {b + offset(index, b_batch), k, n, b_row, b_column};
     }
-    Matrix<T> y_matrix(std::int64_t index) const { return {y + index * m * n, m, n, n, 1}; }
+    Matrix<Y> y_matrix(std::int64_t index) const { return {y + index * m * n, m, n, n, 1}; }
 
 private:
     std::int64_t offset(std::int64_t index, const Strides& strides) const {
@@ -52,22 +52,22 @@ private:
     }
 };
 
-template <class T>
-Products<T> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
+template <class T, class Y = T>
+Products<T, Y> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
     const auto axes = static_cast<std::size_t>(y.ndim() - 2);
-    Products<T> p{a.data<T>(),
-                  b.data<T>(),
-                  y.data<T>(),
-                  {},
-                  {},
-                  {},
-                  y.size(-2),
-                  y.size(-1),
-                  a.size(-1),
-                  a.strides()[axes],
-                  a.strides()[axes + 1],
-                  b.strides()[axes],
-                  b.strides()[axes + 1]};
+    Products<T, Y> p{a.data<T>(),
+                     b.data<T>(),
+                     y.data<Y>(),
+                     {},
+                     {},
+                     {},
+                     y.size(-2),
+                     y.size(-1),
+                     a.size(-1),
+                     a.strides()[axes],
+                     a.strides()[axes + 1],
+                     b.strides()[axes],
+                     b.strides()[axes + 1]};
     for (std::size_t axis = 0; axis < axes; ++axis) {
         if (y.shape()[axis] == 1) continue;
         p.batch.push_back(y.shape()[axis]);
@@ -155,7 +155,7 @@ void multiply(const Products<T>& p, bool accumulate) {
                   });
 }
 
-// ---- half types: blocks are widened to f32, multiplied, and the finished tile is rounded once ----
+// ---- half types: blocks are widened to f32, multiplied, and the finished tile is rounded once, or stays in f32 ----
 
 // The copy keeps the axis that lies without gaps in memory.
 template <class T>
@@ -170,26 +170,27 @@ Matrix<const float> widened(const Matrix<const T>& x, float* memory) {
 
 constexpr std::int64_t widened_depth = 1024;
 
-template <class T>
+template <class T, class Y>
 requires std::same_as<T, float16> || std::same_as<T, bfloat16>
-void multiply(const Products<T>& p, bool accumulate) {
+void multiply(const Products<T, Y>& p, bool accumulate) {
     for_each_tile(p.count(), p.m, p.n, p.k,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
+                      constexpr bool direct = std::same_as<Y, float>;
                       const std::int64_t depth = std::min(p.k, widened_depth);
                       const auto memory = std::make_unique_for_overwrite<float[]>(
-                          static_cast<std::size_t>(rows * columns + depth * (rows + columns)));
-                      float* a_memory = memory.get() + rows * columns;
+                          static_cast<std::size_t>((direct ? 0 : rows * columns) + depth * (rows + columns)));
+                      float* a_memory = memory.get();
                       float* b_memory = a_memory + depth * rows;
-                      const Matrix<float> sum{memory.get(), rows, columns, columns, 1};
-                      const Matrix<T> y = p.y_matrix(index).block(row, column, rows, columns);
-                      if (accumulate) {
-                          for (std::int64_t i = 0; i < rows; ++i) {
-                              cpu::convert_to(sum.data + i * columns, y.data + i * y.row_stride,
-                                              dtype_of<T>(), 1, columns);
-                          }
-                      } else {
-                          std::fill_n(sum.data, rows * columns, 0.0F);
+                      const Matrix<Y> y = p.y_matrix(index).block(row, column, rows, columns);
+                      Matrix<float> sum{b_memory + depth * columns, rows, columns, columns, 1};
+                      if constexpr (direct) sum = y;
+                      for (std::int64_t i = 0; i < rows; ++i) {
+                          float* to = sum.data + i * sum.row_stride;
+                          if (!accumulate)
+                              std::fill_n(to, columns, 0.0F);
+                          else if constexpr (!direct)
+                              cpu::convert_to(to, y.data + i * y.row_stride, dtype_of<Y>(), 1, columns);
                       }
                       for (std::int64_t first = 0; first < p.k; first += depth) {
                           const std::int64_t length = std::min(depth, p.k - first);
@@ -197,10 +198,10 @@ void multiply(const Products<T>& p, bool accumulate) {
                           const auto b = p.b_matrix(index).block(first, column, length, columns);
                           cpu::gemm(widened(a, a_memory), widened(b, b_memory), sum, true);
                       }
-                      for (std::int64_t i = 0; i < rows; ++i) {
-                          cpu::convert_from(sum.data + i * columns, y.data + i * y.row_stride, dtype_of<T>(),
-                                            1, columns);
-                      }
+                      if constexpr (!direct)
+                          for (std::int64_t i = 0; i < rows; ++i)
+                              cpu::convert_from(sum.data + i * columns, y.data + i * y.row_stride,
+                                                dtype_of<Y>(), 1, columns);
                   });
 }
 
@@ -245,8 +246,11 @@ void CpuBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumu
     if (y.dtype() == DType::boolean) {
         throw Error("matmul", "there is no product of bool matrices. Convert them with to(DType::f32).");
     }
-    visit(y.dtype(), [&](auto zero) {
+    visit(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
+        if constexpr (std::same_as<T, float16> || std::same_as<T, bfloat16>) {
+            if (y.dtype() == DType::f32) return multiply(products_of<T, float>(a, b, y), accumulate);
+        }
         if constexpr (!std::same_as<T, bool>) multiply(products_of<T>(a, b, y), accumulate);
     });
 }

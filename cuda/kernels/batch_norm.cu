@@ -201,19 +201,19 @@ __global__ void __launch_bounds__(block_threads)
     if (at.member == 0 && used) partial[at.channel * gridDim.y + blockIdx.y] = folded;
 }
 
-// Also leaves the total of each channel in the place of its first slice. dweight and dbias may be nullptr.
+// Also leaves the total of each channel in the place of its first slice.
 // Floor: reads 16 bytes a channel and slice, writes 2 numbers a channel.
 template <class T>
-__global__ void finish_slopes(Slopes* partial, std::int64_t channels, std::int64_t slices, T* dweight,
-                              T* dbias) {
+__global__ void finish_slopes(Slopes* partial, std::int64_t channels, std::int64_t slices,
+                              GradientPointer<T> dweight, GradientPointer<T> dbias) {
     const std::int64_t channel = global_thread();
     if (channel >= channels) return;
     Slopes total = partial[channel * slices];
     for (std::int64_t slice = 1; slice < slices; ++slice) total.add(partial[channel * slices + slice]);
     partial[channel * slices] = total;
     using S = compute_type<T>;
-    if (dweight != nullptr) dweight[channel] = from_compute<T>(static_cast<S>(total.products));
-    if (dbias != nullptr) dbias[channel] = from_compute<T>(static_cast<S>(total.slopes));
+    dweight.store(channel, static_cast<S>(total.products));
+    dbias.store(channel, static_cast<S>(total.slopes));
 }
 
 // ---- element-wise ----
@@ -383,8 +383,8 @@ void CudaBackend::batch_norm_backward(const Tensor& given_x, const Tensor& weigh
             launch(slopes_of_slices<T>, grid_of(s), dim3(block_threads), 0, queue, elements_of<T>(x),
                    elements_of<T>(dy), means, reciprocals, s, slopes);
             launch(finish_slopes<T>, dim3(blocks_for(s.channels, block_threads)), dim3(block_threads), 0,
-                   queue, slopes, s.channels, s.slices(), elements_or_null<T>(dweight_or_none),
-                   elements_or_null<T>(dbias_or_none));
+                   queue, slopes, s.channels, s.slices(), GradientPointer<T>(dweight_or_none),
+                   GradientPointer<T>(dbias_or_none));
         }
         if (!wants_dx) return;
         with_packs<T>(x.count(), x.size(2),

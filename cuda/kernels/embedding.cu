@@ -89,18 +89,18 @@ constexpr int added_at_once =
 
 /// The threads at the first place of an id add all gradients of its row. Floor: reads dy once, reads and writes the rows
 /// that occur, one addition an element.
-template <class T>
+template <class T, class Sum>
 __global__ void __launch_bounds__(256)
     embedding_backward_kernel(const std::uint64_t* ids, const std::int64_t* positions, std::int64_t count,
                               std::int64_t rows, const T* dy, TableStrides dy_strides, std::int64_t width,
-                              T* dweight, TableStrides dweight_strides) {
+                              Sum* dweight, TableStrides dweight_strides) {
     const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (place >= count) return;
     const std::uint64_t id = ids[place];
     if (id >= static_cast<std::uint64_t>(rows) || (place > 0 && ids[place - 1] == id)) return;
     for (std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
          column < width; column += static_cast<std::int64_t>(gridDim.y) * blockDim.x) {
-        T* to = dweight + table_offset(static_cast<std::int64_t>(id), column, dweight_strides);
+        Sum* to = dweight + table_offset(static_cast<std::int64_t>(id), column, dweight_strides);
         auto sum = static_cast<double>(to_compute(*to));
         bool more = true;
         for (std::int64_t i = place; more; i += added_at_once) {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(256)
                 if (same[j]) sum += values[j];
             more = same[added_at_once - 1];
         }
-        *to = from_compute<T>(static_cast<compute_type<T>>(sum));
+        *to = from_compute<Sum>(static_cast<compute_type<Sum>>(sum));
     }
 }
 
@@ -152,8 +152,10 @@ void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor
     if (count == 0) return;
     const cudaStream_t queue = stream();
     const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
+    const bool widens =
+        (dy.dtype() == DType::f16 || dy.dtype() == DType::bf16) && dweight.dtype() == DType::f32;
     const Tensor gradients =
-        dy.dtype() == dweight.dtype() ? dy : cuda::contiguous(*this, dy, dweight.dtype());
+        widens || dy.dtype() == dweight.dtype() ? dy : cuda::contiguous(*this, dy, dweight.dtype());
     // Ids are keys as they stand: a bad one is `rows`, which the kernel leaves out.
     const Tensor checked = cuda::checked_indices(*this, indices, rows, cuda::teller(indices, rows));
     if (width == 0) return;
@@ -162,14 +164,19 @@ void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor
         static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows))), queue);
     const dim3 block = cuda::row_shape(width);
     const dim3 grid(cuda::blocks_for(count, block.y), cuda::blocks_for(width, block.x, 65535));
-    cuda::visit_device_floating(dweight.dtype(), [&](auto zero) {
+    cuda::visit_device_floating(gradients.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cuda::launch(
-            &cuda::embedding_backward_kernel<T>, grid, block, 0, queue,
-            cuda::elements_of<std::uint64_t>(sorted.keys), cuda::elements_of<std::int64_t>(sorted.positions),
-            count, rows, cuda::elements_of<T>(gradients),
-            cuda::TableStrides{gradients.strides()[0], gradients.strides()[1]}, width,
-            cuda::elements_of<T>(dweight), cuda::TableStrides{dweight.strides()[0], dweight.strides()[1]});
+        const auto add_to = [&](auto* sums) {
+            cuda::launch(&cuda::embedding_backward_kernel<T, std::remove_pointer_t<decltype(sums)>>, grid,
+                         block, 0, queue, cuda::elements_of<std::uint64_t>(sorted.keys),
+                         cuda::elements_of<std::int64_t>(sorted.positions), count, rows,
+                         cuda::elements_of<T>(dy), cuda::TableStrides{dy.strides()[0], dy.strides()[1]},
+                         width, sums, cuda::TableStrides{dweight.strides()[0], dweight.strides()[1]});
+        };
+        if constexpr (cuda::is_half<T>) {
+            if (dweight.dtype() == DType::f32) return add_to(cuda::elements_of<float>(dweight));
+        }
+        add_to(cuda::elements_of<T>(dweight));
     });
 }
 

@@ -239,7 +239,7 @@ constexpr unsigned combined_groups = 8;
 template <class T>
 __global__ void __launch_bounds__(combined_columns* combined_groups)
     combine_blocks_kernel(const compute_type<T>* blocks, int count, int sections, std::int64_t width,
-                          T* dweight, T* dbias) {
+                          GradientPointer<T> dweight, GradientPointer<T> dbias) {
     __shared__ double totals[combined_groups][combined_columns];
     const std::int64_t columns = sections * width;
     const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * combined_columns + threadIdx.x;
@@ -251,8 +251,10 @@ __global__ void __launch_bounds__(combined_columns* combined_groups)
     __syncthreads();
     if (threadIdx.y != 0 || column >= columns) return;
     for (unsigned group = 1; group < combined_groups; ++group) total += totals[group][threadIdx.x];
-    T* const to = column < width ? dweight : dbias;
-    if (to != nullptr) to[column < width ? column : column - width] = from_compute<T>(total);
+    if (column < width)
+        dweight.store(column, total);
+    else
+        dbias.store(column - width, total);
 }
 
 /// Most blocks that share the rows of backward.
@@ -335,8 +337,8 @@ void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_non
                block, shared ? bytes : 0, on, norm);
         launch(combine_blocks_kernel<T>, blocks_for(sections * width, combined_columns),
                dim3(combined_columns, combined_groups), 0, on, elements_of<Computed>(of_blocks),
-               static_cast<int>(blocks), sections, width, elements_or_null<T>(dweight),
-               elements_or_null<T>(dbias));
+               static_cast<int>(blocks), sections, width, GradientPointer<T>(dweight),
+               GradientPointer<T>(dbias));
     });
 }
 

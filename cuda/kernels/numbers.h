@@ -100,6 +100,25 @@ __device__ inline T from_compute(Computed value) {
         return static_cast<T>(value);
 }
 
+/// Where a kernel of T leaves the gradients of parameters: in T, or in f32 (see core/backend.h). May be nowhere.
+template <class T>
+struct GradientPointer {
+    void* data;
+    bool is_f32;
+
+    explicit GradientPointer(const Tensor& x)
+        : data(x.defined() ? x.raw_data() : nullptr), is_f32(x.defined() && x.dtype() == DType::f32) {}
+
+    template <class Computed>
+    __device__ void store(std::int64_t index, Computed value) const {
+        if (data == nullptr) return;
+        if (is_f32)
+            static_cast<float*>(data)[index] = static_cast<float>(value);
+        else
+            static_cast<T*>(data)[index] = from_compute<T>(value);
+    }
+};
+
 /// N neighbours that are loaded or stored by one instruction. `*reinterpret_cast<const Pack<T>*>(pointer)` needs a
 /// pointer that is a multiple of its size.
 template <class T, int N = static_cast<int>(16 / sizeof(T))>

@@ -333,6 +333,10 @@ void run(CudaBackend& backend, const Tensor& x, std::int64_t axes, const Op& op)
 template <class T>
 void sum(CudaBackend& backend, bool mean, const Tensor& x, std::int64_t axes, Tensor& y) {
     const double divisor = mean ? static_cast<double>(x.count() / y.count()) : 1.0;
+    if constexpr (is_half<T>) {
+        if (y.dtype() == DType::f32)
+            return run(backend, x, axes, SumOf<T, double, float>{elements_of<float>(y), divisor});
+    }
     if constexpr (!std::is_integral_v<T>)
         run(backend, x, axes, SumOf<T, double, T>{elements_of<T>(y), divisor});
     else if (mean)

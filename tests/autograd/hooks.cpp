@@ -62,6 +62,89 @@ TEST_CASE("hooks see and may replace the gradient") {
     }
 }
 
+TEST_CASE("a hook that changes in place what it is shown is refused: other branches may share it") {
+    const Tensor a = leaf({1, 2}, {2}), b = leaf({3, 4}, {2});
+    const auto spoil = [](const Tensor& gradient) {
+        gradient.mul_(10);
+        return Tensor();
+    };
+    const auto refused = [](const Tensor& root) {
+        const Tensor given = ones(root.shape());
+        CHECK(contains(error_of([&] { backward(root, {.gradient = given}); }),
+                       "changed the gradient in place"));
+    };
+    const Tensor one = a * 1, two = b * 1;
+    SUBCASE("of a sum") {
+        add_gradient_hook(one, spoil);
+        refused(one + two);
+    }
+    SUBCASE("of a leaf") {
+        add_gradient_hook(a, spoil);
+        refused(a + b);
+    }
+    SUBCASE("through reshape, expand and sum") {
+        add_gradient_hook(one, spoil);
+        SUBCASE("reshape") { refused(one.reshape({2, 1}) + two.reshape({2, 1})); }
+        SUBCASE("expand") { refused(one.expand({3, 2}) * two); }
+        SUBCASE("sum, whose gradient repeats one element") {
+            CHECK_THROWS_AS(sum(one + two).backward(), Error);
+            CHECK(!b.grad().defined());
+        }
+    }
+    SUBCASE("that is retained") {
+        retain_gradient(one);
+        add_gradient_hook(one, spoil);
+        refused(one + two);
+    }
+    SUBCASE("that the options give, which stays as it was when a hook returns another") {
+        const Tensor given = ones({2});
+        const Tensor root = one + two;
+        add_gradient_hook(root, [](const Tensor& gradient) { return gradient * 10; });
+        backward(root, {.gradient = given});
+        CHECK(near(given, {1, 1}));
+        CHECK(near(a.grad(), {10, 10}));
+        const Tensor again = one.detach() + b;
+        add_gradient_hook(again, spoil);
+        refused(again);
+    }
+    SUBCASE("of a leaf with a buffer") {
+        set_gradient_buffer(a, zeros({2}));
+        add_gradient_hook(a, spoil);
+        refused(a + b);
+        CHECK(!a.grad().defined());
+    }
+    SUBCASE("by the backward of an op") {
+        const Tensor y = record("spoil", a.detach() * 2, {a}, {},
+                                [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, dy.mul_(2)); });
+        CHECK(contains(error_of([&] { backward(y + two, {.gradient = ones({2})}); }), "[spoil]"));
+    }
+}
+
+TEST_CASE("a hook cannot change what an op saved, nor what it was shown by what comes later") {
+    const Tensor a = leaf({1, 2}, {2}), b = leaf({3, 4}, {2});
+    const Tensor product = a * b;
+    const Tensor late = product * 1;
+    add_gradient_hook(late, [values = b.detach()](const Tensor&) {
+        values.mul_(2);
+        return Tensor();
+    });
+    CHECK(contains(error_of([&] { sum(late).backward(); }), "changed in place"));
+
+    std::vector<Tensor> seen;
+    Tensor x = leaf({1, 2}, {2});
+    add_gradient_hook(x, [&](const Tensor& gradient) {
+        seen.push_back(gradient);
+        return Tensor();
+    });
+    for (int i = 0; i < 3; ++i) sum(x * 2 + x).backward();
+    for (const Tensor& gradient : seen) CHECK(near(gradient, {3, 3}));
+    const Tensor inner = x * 1;
+    retain_gradient(inner);
+    sum(inner + inner.reshape({2})).backward();
+    inner.grad().mul_(10);
+    CHECK(near(x.grad(), {11, 11}));
+}
+
 TEST_CASE("retain_gradient keeps the gradient of an inner tensor") {
     const Tensor x = leaf({1, 2}, {2});
     const Tensor y = x * 2;

@@ -81,6 +81,33 @@ TEST_CASE("the anomaly check names the op that made the first NaN") {
         const Tensor scores = x + tensor({0, -INFINITY});
         CHECK(near(softmax(scores), {1, 0}));
     }
+    SUBCASE("and so are values that masked_fill and where put in, on their way through other ops") {
+        const Tensor q = randn({2, 3, 4}).set_requires_grad();
+        const Tensor hidden = tril(ones({3, 3})) == 0;
+        const Tensor scores = matmul(q, transpose(q));
+        const Tensor filled = masked_fill(scores, hidden, -INFINITY);
+        const Tensor chosen = where(hidden, full({}, -INFINITY), scores);
+        for (const Tensor& masked : {filled, chosen}) {
+            const Tensor copies = cat({masked.clone(), masked.transpose(0, 1).transpose(0, 1)}, 0);
+            backward(sum(matmul(softmax(copies), cat({q, q}, 0))), {.retain_graph = true});
+            CHECK(near(sum(logsumexp(masked, {-1})) - sum(logsumexp(copies, {-1})) * 0.5, {0}, 1e-5));
+            backward(sum(log_softmax(masked).narrow(-1, 0, 1)), {.retain_graph = true});
+            (masked.to(DType::bf16).reshape({6, 3}) + 1.0).unsqueeze(0);
+        }
+        masked_fill(x, x > 0, INFINITY);
+        CHECK(contains(error_of([&] { masked_fill(x, x > 0, NAN); }), "[masked_fill]"));
+        const Tensor all = masked_fill(x, x < 9, -INFINITY);
+        CHECK(contains(error_of([&] { all - all; }), "[subtract]"));
+    }
+    SUBCASE("a NaN behind the branch that where does not take is the user's, and named") {
+        const Tensor zero = leaf({0, 4}, {2});
+        const Tensor y = sum(where(zero > 0, sqrt(zero) * 0.0, zero));
+        CHECK(contains(error_of([&] { y.backward(); }), "[sqrt]"));
+        // The safe pattern: choose the argument first.
+        Tensor safe = leaf({0, 4}, {2});
+        sum(where(safe > 0, sqrt(where(safe > 0, safe, full({}, 1.0))), safe)).backward();
+        CHECK(near(safe.grad(), {1, 0.25}));
+    }
 }
 
 TEST_CASE("without an anomaly check NaN passes, as IEEE arithmetic says") {
