@@ -38,6 +38,7 @@
 #include "nn/models/gpt2.h"
 #include "nn/models/language_model.h"
 #include "nn/models/llama.h"
+#include "nn/models/pretrained.h"
 #include "nn/models/sampling.h"
 #include "nn/module.h"
 #include "nn/optim/adamw.h"

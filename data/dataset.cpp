@@ -63,4 +63,10 @@ FunctionDataset::FunctionDataset(std::int64_t size, Function function)
         throw Error("FunctionDataset", "the function is empty. Give one that makes item `index`.");
 }
 
+Example FunctionDataset::get(std::int64_t index, RandomKey key) const {
+    if (!function_)
+        throw Error("FunctionDataset", "this dataset was moved from. Use the one that it was moved to.");
+    return function_(index, key);
+}
+
 }  // namespace potluck::data

@@ -57,7 +57,7 @@ public:
     FunctionDataset(std::int64_t size, Function function);
 
     std::int64_t size() const override { return size_; }
-    Example get(std::int64_t index, RandomKey key) const override { return function_(index, key); }
+    Example get(std::int64_t index, RandomKey key) const override;
 
 private:
     std::int64_t size_;

@@ -10,6 +10,12 @@
 
 namespace potluck::nn {
 
+/// The weight of a norm layer. Throws Error(op, ...) when the layer was moved from: the op would do without.
+inline const Tensor& present(const char* op, const Tensor& weight) {
+    if (!weight.defined()) throw Error(op, "the layer has no weight: it was moved from.");
+    return weight;
+}
+
 /// layer_norm() over the last axis with trained weight (starts at 1) and bias (starts at 0).
 class LayerNorm : public Module {
 public:
@@ -27,10 +33,12 @@ public:
     }
 
     void members(Members& m) override { m("weight", weight)("bias", bias); }
-    Tensor forward(const Tensor& x) override { return layer_norm(x, weight, bias, epsilon); }
+    Tensor forward(const Tensor& x) override {
+        return layer_norm(x, present("layer_norm", weight), bias, epsilon);
+    }
     /// (x + residual, forward(x + residual)), with less traffic to memory.
     std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& residual) {
-        return add_layer_norm(x, residual, weight, bias, epsilon);
+        return add_layer_norm(x, residual, present("layer_norm", weight), bias, epsilon);
     }
     std::string describe() const override { return "LayerNorm(" + std::to_string(weight.count()) + ")"; }
 };
@@ -51,10 +59,10 @@ public:
     }
 
     void members(Members& m) override { m("weight", weight); }
-    Tensor forward(const Tensor& x) override { return rms_norm(x, weight, epsilon); }
+    Tensor forward(const Tensor& x) override { return rms_norm(x, present("rms_norm", weight), epsilon); }
     /// (x + residual, forward(x + residual)), with less traffic to memory.
     std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& residual) {
-        return add_rms_norm(x, residual, weight, epsilon);
+        return add_rms_norm(x, residual, present("rms_norm", weight), epsilon);
     }
     std::string describe() const override { return "RMSNorm(" + std::to_string(weight.count()) + ")"; }
 };

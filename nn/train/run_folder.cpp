@@ -58,6 +58,7 @@ StepMetrics metrics_of(const json& line) {
 }  // namespace
 
 RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
+    if (path_.empty()) throw Error("run_folder", "the path is empty. Name a folder.");
     std::error_code failure;
     if (!resume && (fs::exists(path_ + metrics_file, failure) || fs::exists(checkpoints(), failure))) {
         throw Error("run_folder",
@@ -74,8 +75,16 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
     }
 }
 
+std::string RunFolder::file(const char* name) const {
+    if (path_.empty())
+        throw Error("run_folder", "this run folder was moved from. Use the one that it was moved to.");
+    return path_ + name;
+}
+
+std::string RunFolder::checkpoints() const { return file("/checkpoints"); }
+
 std::optional<StepMetrics> RunFolder::rewind(std::int64_t step) {
-    std::ifstream stream(path_ + metrics_file, std::ios::binary);
+    std::ifstream stream(file(metrics_file), std::ios::binary);
     std::optional<StepMetrics> last;
     std::string kept;
     for (std::string line; std::getline(stream, line);) {
@@ -94,10 +103,9 @@ std::optional<StepMetrics> RunFolder::rewind(std::int64_t step) {
 }
 
 void RunFolder::append(const StepMetrics& metrics) {
+    const std::string path = file(metrics_file);
     metrics_ << to_json(metrics).dump() << std::endl;
-    if (!metrics_)
-        throw Error("run_folder",
-                    fmt::format("cannot write to {}{}. Is the disk full?", path_, metrics_file));
+    if (!metrics_) throw Error("run_folder", fmt::format("cannot write to {}. Is the disk full?", path));
 }
 
 void RunFolder::write(const TrainingSummary& summary) const {
@@ -110,7 +118,7 @@ void RunFolder::write(const TrainingSummary& summary) const {
                           {"mfu_formula", summary.mfu_formula},
                           {"peak_memory_bytes", summary.peak_memory_bytes},
                           {"checkpoint", summary.checkpoint}};
-    write_file_atomically(path_ + summary_file, content.dump(2) + "\n");
+    write_file_atomically(file(summary_file), content.dump(2) + "\n");
 }
 
 }  // namespace potluck

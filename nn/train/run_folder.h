@@ -42,7 +42,7 @@ public:
     /// overwritten. `resume` instead opens what is there.
     RunFolder(std::string path, bool resume);
 
-    std::string checkpoints() const { return path_ + "/checkpoints"; }
+    std::string checkpoints() const;
     /// Drops the metrics of steps after `step`, which a resumed run will do again, and lines that are no JSON object with
     /// a step (cut off when the program was killed). Returns those of the last line kept that has a loss; fields that it
     /// lacks keep their defaults.
@@ -52,6 +52,8 @@ public:
     void write(const TrainingSummary& summary) const;
 
 private:
+    std::string file(const char* name) const;  // throws Error when the folder was moved from
+
     std::string path_;
     std::ofstream metrics_;
 };

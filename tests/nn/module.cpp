@@ -7,6 +7,7 @@
 
 #include "potluck.h"
 #include "tests/nn/support.h"
+#include "tests/on_device.h"
 
 using namespace potluck;
 using test::check_error;
@@ -287,4 +288,50 @@ TEST_CASE("module: prints as a tree") {
     CHECK(stream.str() == "Small\n  a: Linear(3, 4)\n  b: Linear(4, 2, no bias)\n24 parameters");
     CHECK(nn::to_string(Net()).ends_with("\n203,530 parameters"));
     CHECK(nn::to_string(Lists()).find("\n  mixed.1: RMSNorm(2)\n") != std::string::npos);
+}
+
+TEST_CASE("load_state_dict: a state that holds the module's own tensors, swapped or overlapping") {
+    test::on_each_device([] {
+        struct Pair : nn::Module {
+            Tensor a = nn::parameter(test::tensor({1.0, 2.0, 3.0})),
+                   b = nn::parameter(test::tensor({4.0, 5.0, 6.0}));
+            Tensor c = nn::parameter(test::tensor({7.0, 8.0, 9.0}));
+            void members(nn::Members& m) override { m("a", a)("b", b)("c", c); }
+        };
+        const auto values = [](const Tensor& tensor) {
+            return tensor.detach().to(Device::cpu()).to_vector();
+        };
+        using Values = std::vector<double>;
+        for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+            Pair pair;
+            pair.to(dtype);
+            pair.load_state_dict({{"a", pair.b}, {"b", pair.a}, {"c", pair.c}});
+            CHECK(values(pair.a) == Values{4, 5, 6});
+            CHECK(values(pair.b) == Values{1, 2, 3});
+            CHECK(values(pair.c) == Values{7, 8, 9});
+            pair.load_state_dict({{"a", pair.b}, {"b", pair.c}, {"c", pair.a}});  // in a circle
+            CHECK(values(pair.a) == Values{1, 2, 3});
+            CHECK(values(pair.b) == Values{7, 8, 9});
+            CHECK(values(pair.c) == Values{4, 5, 6});
+            // Reversed in itself, and one value of another for all.
+            const Tensor a = pair.a.detach(), b = pair.b.detach();
+            pair.load_state_dict(
+                {{"a", a.alias({3}, {-1}, a.offset() + 2)}, {"b", a.alias({3}, {0}, a.offset())}, {"c", b}});
+            CHECK(values(pair.a) == Values{3, 2, 1});
+            CHECK(values(pair.b) == Values{1, 1, 1});
+            CHECK(values(pair.c) == Values{7, 8, 9});
+        }
+        // Views of one block that overlap: every value is the one from before.
+        Pair block;
+        const Tensor whole = test::tensor({0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0});
+        block.a = nn::parameter(whole.alias({3}, {1}, 0));
+        block.b = nn::parameter(whole.alias({3}, {1}, 3));
+        block.c = nn::parameter(whole.alias({3}, {1}, 6));
+        block.load_state_dict({{"a", whole.alias({3}, {1}, 1)},
+                               {"b", whole.alias({3}, {1}, 2)},
+                               {"c", whole.alias({3}, {1}, 5)}});
+        CHECK(values(block.a) == Values{1, 2, 3});
+        CHECK(values(block.b) == Values{2, 3, 4});
+        CHECK(values(block.c) == Values{5, 6, 7});
+    });
 }
