@@ -227,6 +227,8 @@ TEST_CASE("attention: infinity and NaN reach only the queries that may see them,
                     for (const Hiding hiding : all_hidings)
                         for (const double dropout : {0.0, 0.3}) {
                             if (dropout > 0.0 && sizes.queries > 70) continue;
+                            // The composed form is the same for all dtypes but for its casts.
+                            if (op != scaled_dot_product_attention && dtype != DType::f64) continue;
                             check_hidden(op, sizes, hiding, dropout, dtype);
                         }
     });
