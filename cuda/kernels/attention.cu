@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(plain_threads, 1)
             }
         }
         store_weights(scores, memory);
-        plain_accumulate<false>(arguments.v, v, first_key, column, memory, output);
+        plain_accumulate<false>(arguments.v, v, first_key, column,
+                                rules.hides_any(first_query, first_key, plain_tile), memory, output);
     }
 
 #pragma unroll

@@ -72,10 +72,12 @@ __device__ void score_gradients(const AttentionBackward<T>& arguments, std::int6
         for (int j = 0; j < 4; ++j) {
             const std::int64_t key = first_key + plain_x() + 16 * j;
             const C score = rules.score(tile.weights[i][j], batch, head, query, key);
-            const C weight = std::exp(score - shift);
+            // What takes no part is 0 whatever stands in its key, its value, or in the statistics of the query.
+            const C weight = is_hidden(score) ? C{0} : std::exp(score - shift);
             const C factor = rules.has_dropout ? rules.dropout_factor(batch, head, query, key) : C{1};
+            const C passed = factor == C{0} ? C{0} : tile.gradients[i][j] * factor;
             tile.weights[i][j] = weight * factor;
-            tile.gradients[i][j] = weight * (tile.gradients[i][j] * factor - dot);
+            tile.gradients[i][j] = is_hidden(score) ? C{0} : weight * (passed - dot);
         }
     }
 }
@@ -101,10 +103,13 @@ __global__ void __launch_bounds__(plain_threads, 1)
         for (std::int64_t query = first_seen; query < rules.queries; query += plain_tile) {
             ScoreGradients<C> scores;
             score_gradients(arguments, batch, head, query, first_key, memory, scores);
+            const bool hides_any = rules.hides_any(query, first_key, plain_tile);
             store_weights(scores.weights, memory);
-            plain_accumulate<true>(arguments.dy, arguments.dy.head(batch, head), query, column, memory, dv);
+            plain_accumulate<true>(arguments.dy, arguments.dy.head(batch, head), query, column, hides_any,
+                                   memory, dv);
             store_weights(scores.gradients, memory);
-            plain_accumulate<true>(arguments.q, arguments.q.head(batch, head), query, column, memory, dk);
+            plain_accumulate<true>(arguments.q, arguments.q.head(batch, head), query, column, hides_any,
+                                   memory, dk);
         }
     store_plain(dk, rules.gradient_scale, arguments.dk, arguments.dk.head(batch, kv_head), first_key, column);
     store_plain(dv, C{1}, arguments.dv, arguments.dv.head(batch, kv_head), first_key, column);
@@ -131,7 +136,8 @@ __global__ void __launch_bounds__(plain_threads, 1)
         ScoreGradients<C> scores;
         score_gradients(arguments, batch, head, first_query, first_key, memory, scores);
         store_weights(scores.gradients, memory);
-        plain_accumulate<false>(arguments.k, k, first_key, column, memory, dq);
+        plain_accumulate<false>(arguments.k, k, first_key, column,
+                                rules.hides_any(first_query, first_key, plain_tile), memory, dq);
         if (arguments.dmask.data == nullptr || blockIdx.y != 0) continue;
         T* dmask = arguments.dmask.head(batch, head);
 #pragma unroll

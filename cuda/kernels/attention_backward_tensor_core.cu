@@ -51,13 +51,14 @@ __device__ inline void to_gradient(const AttentionRules<float>& rules, const Att
                                    float& weight, float& gradient) {
     if constexpr (General) {
         const float score = rules.score(weight, place.batch, place.head, query, key);
-        const float before_dropout = fast_exp2(score - shift);
+        const float before_dropout = is_hidden(score) ? 0.0F : fast_exp2(score - shift);
         const bool is_kept = !rules.has_dropout || rules.keeps(place.batch, place.head, query, key);
         weight = is_kept ? before_dropout : 0.0F;
         gradient = before_dropout * ((is_kept ? gradient * rules.kept_factor : 0.0F) - dot);
+        if (is_hidden(score)) gradient = 0.0F;
     } else {
         weight = is_seen ? fast_exp2(weight * rules.scale - shift) : 0.0F;
-        gradient = weight * (gradient - dot);
+        gradient = is_seen ? weight * (gradient - dot) : 0.0F;
     }
 }
 
@@ -129,13 +130,14 @@ __global__ void __launch_bounds__(fragment_threads, 2)
         __syncthreads();  // the tile of this step has arrived
         const std::int64_t first_query = step.query;
         // Warps whose keys lie beyond the last, or are seen by none of the queries, only help to load.
-        if (first_key < rules.keys && first_query + queries > first_query_of_warp) {
+        const bool is_active = first_key < rules.keys && first_query + queries > first_query_of_warp;
+        T* q_tile = q_tiles + stage * queries * Shape::stride;
+        T* dy_tile = dy_tiles + stage * queries * Shape::stride;
+        Fragments<rows, queries / 8> weights, gradients;
+        if (is_active) {
             place.head = step.head;
-            const T* q_tile = q_tiles + stage * queries * Shape::stride;
-            const T* dy_tile = dy_tiles + stage * queries * Shape::stride;
             const bool all_seen = first_key + Shape::warp_rows <= rules.keys_seen_by(first_query) &&
                                   first_query + queries <= rules.queries;
-            Fragments<rows, queries / 8> weights, gradients;
             multiply_rows<Size>(k_rows, q_tile, weights);
             multiply_rows<Size>(v_rows, dy_tile, gradients);
 #pragma unroll
@@ -157,8 +159,24 @@ __global__ void __launch_bounds__(fragment_threads, 2)
                                                  weights[r][c][e], gradients[r][c][e]);
                         }
                 }
+        }
+        const bool with_care = rules.hides_any(first_query, block_key, Shape::owned) &&
+                               __syncthreads_or(holds_non_finite<queries, Size>(q_tile) ||
+                                                holds_non_finite<queries, Size>(dy_tile)) != 0;
+        if (with_care) {
+            clear_non_finite<queries, Size>(q_tile);
+            clear_non_finite<queries, Size>(dy_tile);
+            __syncthreads();
+        }
+        if (is_active) {
             accumulate_rows<Size>(weights, dy_tile + first_column, dv);
             accumulate_rows<Size>(gradients, q_tile + first_column, dk);
+            if (with_care) {
+                accumulate_non_finite(weights, arguments.dy, arguments.dy.head(place.batch, step.head),
+                                      first_query, first_column, dv);
+                accumulate_non_finite(gradients, arguments.q, arguments.q.head(place.batch, step.head),
+                                      first_query, first_column, dk);
+            }
         }
         __syncthreads();  // nobody needs the tile any more
         if (Shape::stages == 1) {
@@ -235,11 +253,12 @@ __global__ void __launch_bounds__(fragment_threads, 2)
         copy_async_wait<Shape::stages - 1>();
         __syncthreads();  // the tile of this step has arrived
         // Warps whose queries lie beyond the last, or see none of the keys, only help to load.
-        if (first_key < seen_by_warp) {
-            const T* k_tile = k_tiles + stage * keys * Shape::stride;
+        const bool is_active = first_key < seen_by_warp;
+        T* k_tile = k_tiles + stage * keys * Shape::stride;
+        Fragments<rows, keys / 8> weights, gradients;
+        if (is_active) {
             const T* v_tile = v_tiles + stage * keys * Shape::stride;
             const bool all_seen = first_key + keys <= rules.keys_seen_by(first_query);
-            Fragments<rows, keys / 8> weights, gradients;
             multiply_rows<Size>(q_rows, k_tile, weights);
             multiply_rows<Size>(dy_rows, v_tile, gradients);
 #pragma unroll
@@ -262,7 +281,16 @@ __global__ void __launch_bounds__(fragment_threads, 2)
                                     from_compute<T>(gradients[r][c][e]);
                     }
                 }
+        }
+        const bool with_care = rules.hides_any(block_query, first_key, keys) &&
+                               __syncthreads_or(holds_non_finite<keys, Size>(k_tile)) != 0;
+        if (with_care) {
+            clear_non_finite<keys, Size>(k_tile);
+            __syncthreads();
+        }
+        if (is_active) {
             accumulate_rows<Size>(gradients, k_tile, dq);
+            if (with_care) accumulate_non_finite(gradients, arguments.k, k, first_key, 0, dq);
         }
         __syncthreads();  // nobody needs the tile any more
         if (Shape::stages == 1) {

@@ -165,6 +165,70 @@ __device__ inline void accumulate_rows(const Fragments<Rows, Depth>& weights, co
     }
 }
 
+// A weight of 0 that takes no part (AttentionRules::hides_any) must add nothing, also where it meets infinity or NaN, which
+// the tensor cores would make NaN. So such numbers are taken out of the tile, and added apart where a weight is not 0.
+
+/// Whether this thread's part of a tile holds a number that is not finite.
+template <int Rows, int Size, class T>
+__device__ inline bool holds_non_finite(const T* tile) {
+    constexpr int pack = Pack<T>::size;
+    bool found = false;
+    for (int i = static_cast<int>(threadIdx.x); i < Rows * Size / pack; i += fragment_threads) {
+        const auto values = *reinterpret_cast<const Pack<T>*>(tile + i / (Size / pack) * tile_stride(Size) +
+                                                              i % (Size / pack) * pack);
+#pragma unroll
+        for (int e = 0; e < pack; ++e) found = found || !std::isfinite(to_compute(values.values[e]));
+    }
+    return found;
+}
+
+/// Makes the numbers of this thread's part of a tile that are not finite 0.
+template <int Rows, int Size, class T>
+__device__ inline void clear_non_finite(T* tile) {
+    for (int i = static_cast<int>(threadIdx.x); i < Rows * Size; i += fragment_threads) {
+        T& value = tile[i / Size * tile_stride(Size) + i % Size];
+        if (!std::isfinite(to_compute(value))) value = T(0.0F);
+    }
+}
+
+/// sums += weights (16 Rows, 8 Depth) times what clear_non_finite() has taken out of the tile with rows from first_row on of
+/// x, and columns from first_column on. Rare, so it reads x again.
+template <class T, int Rows, int Depth, int Columns>
+__device__ inline void accumulate_non_finite(const Fragments<Rows, Depth>& weights,
+                                             const AttentionOperand<T>& x, const T* head,
+                                             std::int64_t first_row, std::int64_t first_column,
+                                             Fragments<Rows, Columns>& sums) {
+#pragma unroll 1
+    for (int p = 0; p < 8 * Depth && first_row + p < x.rows; ++p) {
+        const T* row = head + (first_row + p) * x.row_stride;
+        // Column p of the weights lies in one lane of the four that share a row.
+        float weight[Rows][2];
+#pragma unroll
+        for (int r = 0; r < Rows; ++r)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                float own = 0.0F;
+#pragma unroll
+                for (int c = 0; c < Depth; ++c)
+                    if (c == p / 8) own = p % 2 == 0 ? weights[r][c][2 * h] : weights[r][c][2 * h + 1];
+                weight[r][h] = __shfl_sync(all_lanes, own, lane_index() / 4 * 4 + p % 8 / 2);
+            }
+#pragma unroll
+        for (int c = 0; c < Columns; ++c)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const std::int64_t column = first_column + 8 * c + fragment_column(i);
+                const float value = column < x.columns ? to_compute(row[column * x.column_stride]) : 0.0F;
+                if (std::isfinite(value)) continue;
+#pragma unroll
+                for (int r = 0; r < Rows; ++r)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+                        if (weight[r][h] != 0.0F) sums[r][c][2 * h + i] += weight[r][h] * value;
+            }
+    }
+}
+
 /// Calls `function` with the smallest kernel size that holds `size` columns.
 template <class Function>
 void visit_fragment_size(std::int64_t size, Function&& function) {

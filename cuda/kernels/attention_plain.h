@@ -44,17 +44,22 @@ __device__ PlainMemory<C> plain_memory() {
 __device__ inline int plain_x() { return static_cast<int>(threadIdx.x) % 16; }
 __device__ inline int plain_y() { return static_cast<int>(threadIdx.x) / 16; }
 
-/// Rows [row, row + Rows) and columns [column, column + Columns) of x into shared memory; 0 outside x.
+/// Rows [row, row + Rows) and columns [column, column + Columns) of x into shared memory; 0 outside x. Returns whether all
+/// that this thread has loaded is finite.
 template <int Rows, int Columns, int Stride, class T, class C>
-__device__ void load_plain(const AttentionOperand<T>& x, const T* head, std::int64_t row, std::int64_t column,
+__device__ bool load_plain(const AttentionOperand<T>& x, const T* head, std::int64_t row, std::int64_t column,
                            C* to) {
+    bool all_finite = true;
     for (int i = static_cast<int>(threadIdx.x); i < Rows * Columns; i += plain_threads) {
         const std::int64_t r = row + i / Columns;
         const std::int64_t c = column + i % Columns;
         const bool is_inside = r < x.rows && c < x.columns;
-        to[i / Columns * Stride + i % Columns] =
+        const C value =
             is_inside ? static_cast<C>(to_compute(head[r * x.row_stride + c * x.column_stride])) : C{0};
+        all_finite = all_finite && std::isfinite(value);
+        to[i / Columns * Stride + i % Columns] = value;
     }
+    return all_finite;
 }
 
 /// sums = 64 rows of a times 64 rows of b, both from their first row on. Floor: 64 x 64 x columns multiply-adds for
@@ -127,38 +132,53 @@ __device__ void store_weights(const C (&part)[4][4], const PlainMemory<C>& memor
                 part[i][j];
 }
 
-/// sums += weights (transposed when Transposed) times 64 rows of x from `row` on, columns [column, column + slice).
-/// Begins and ends with a barrier. Floor: 64 x 64 x slice multiply-adds for 64 x slice loaded elements.
-template <bool Transposed, class T, class C>
-__device__ void plain_accumulate(const AttentionOperand<T>& x, const T* head, std::int64_t row,
-                                 std::int64_t column, const PlainMemory<C>& memory, PlainSums<C>& sums) {
+/// sums += weights [first, first + value_rows) of each row times the loaded rows of `columns` columns. WithCare: a weight of
+/// 0 adds nothing, also where its product would be NaN.
+template <bool Transposed, bool WithCare, class C>
+__device__ void multiply_values(int first, std::int64_t columns, const PlainMemory<C>& memory,
+                                PlainSums<C>& sums) {
     using Shape = PlainShape<C>;
     constexpr int pack = Shape::pack;
-    C* values = memory.left;
+    const C* values = memory.left;
+    for (int k = 0; k < Shape::value_rows; ++k) {
+        C weights[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            weights[i] = Transposed ? memory.weights[(first + k) * Shape::weight_stride + 4 * plain_y() + i]
+                                    : memory.weights[(4 * plain_y() + i) * Shape::weight_stride + first + k];
+#pragma unroll
+        for (int part = 0; part < Shape::packs; ++part) {
+            if (16 * pack * part >= columns) break;
+            const auto value =
+                *reinterpret_cast<const Pack<C>*>(values + k * Shape::slice + (plain_x() + 16 * part) * pack);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int e = 0; e < pack; ++e)
+                    if (!WithCare || weights[i] != C{0})
+                        sums.values[i][part][e] += weights[i] * value.values[e];
+        }
+    }
+}
+
+/// sums += weights (transposed when Transposed) times 64 rows of x from `row` on, columns [column, column + slice).
+/// `has_zeros`: there may be weights that take no part. Begins and ends with a barrier. Floor: 64 x 64 x slice
+/// multiply-adds for 64 x slice loaded elements.
+template <bool Transposed, class T, class C>
+__device__ void plain_accumulate(const AttentionOperand<T>& x, const T* head, std::int64_t row,
+                                 std::int64_t column, bool has_zeros, const PlainMemory<C>& memory,
+                                 PlainSums<C>& sums) {
+    using Shape = PlainShape<C>;
     const std::int64_t rest = x.rows - row;
     const int count = rest < plain_tile ? static_cast<int>(rest) : plain_tile;
     for (int first = 0; first < count; first += Shape::value_rows) {
         __syncthreads();
-        load_plain<Shape::value_rows, Shape::slice, Shape::slice>(x, head, row + first, column, values);
-        __syncthreads();
-        for (int k = 0; k < Shape::value_rows; ++k) {
-            C weights[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                weights[i] = Transposed
-                                 ? memory.weights[(first + k) * Shape::weight_stride + 4 * plain_y() + i]
-                                 : memory.weights[(4 * plain_y() + i) * Shape::weight_stride + first + k];
-#pragma unroll
-            for (int part = 0; part < Shape::packs; ++part) {
-                if (column + 16 * pack * part >= x.columns) break;
-                const auto value = *reinterpret_cast<const Pack<C>*>(values + k * Shape::slice +
-                                                                     (plain_x() + 16 * part) * pack);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-#pragma unroll
-                    for (int e = 0; e < pack; ++e) sums.values[i][part][e] += weights[i] * value.values[e];
-            }
-        }
+        const bool all_finite = load_plain<Shape::value_rows, Shape::slice, Shape::slice>(
+            x, head, row + first, column, memory.left);
+        if (__syncthreads_or(has_zeros && !all_finite) != 0)
+            multiply_values<Transposed, true>(first, x.columns - column, memory, sums);
+        else
+            multiply_values<Transposed, false>(first, x.columns - column, memory, sums);
     }
     __syncthreads();
 }

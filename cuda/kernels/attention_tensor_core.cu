@@ -113,6 +113,12 @@ __global__ void __launch_bounds__(fragment_threads)
         if (first_key + Shape::keys < seen)
             load_tile<Shape::keys, Size>(arguments.k, k, first_key + Shape::keys, k_tile);
         copy_async_commit();
+        const bool with_care = rules.hides_any(block_query, first_key, Shape::keys) &&
+                               __syncthreads_or(holds_non_finite<Shape::keys, Size>(v_tile)) != 0;
+        if (with_care) {
+            clear_non_finite<Shape::keys, Size>(v_tile);
+            __syncthreads();
+        }
         if (!is_active) continue;
 
         to_scores<General>(rules, place, first_query, first_key, scores);
@@ -158,6 +164,7 @@ __global__ void __launch_bounds__(fragment_threads)
                 }
             }
         accumulate_rows<Size>(scores, v_tile, output);
+        if (with_care) accumulate_non_finite(scores, arguments.v, v, first_key, 0, output);
     }
     copy_async_wait<0>();
 

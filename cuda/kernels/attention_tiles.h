@@ -88,6 +88,13 @@ struct AttentionRules {
         return (batch_index * heads + head) * queries + query;
     }
 
+    /// Whether some weight of the queries from first_query on and the keys [first_key, first_key + count) may take no part:
+    /// hidden, or dropped. It is 0 then, but what it is multiplied with may be infinity or NaN.
+    __device__ bool hides_any(std::int64_t first_query, std::int64_t first_key, std::int64_t count) const {
+        const std::int64_t last = first_key + count < keys ? first_key + count : keys;
+        return has_mask || has_dropout || keys_seen_by(first_query) < last;
+    }
+
     /// The score of a product q . k; -inf for what is not seen or lies outside.
     __device__ C score(C product, std::int64_t batch_index, std::int64_t head, std::int64_t query,
                        std::int64_t key) const {
@@ -98,7 +105,8 @@ struct AttentionRules {
         const std::int64_t place = batch_index * mask_strides[0] + head * mask_strides[1] +
                                    query * mask_strides[2] + key * mask_strides[3];
         if (mask_dtype == DType::boolean) return static_cast<const bool*>(mask)[place] ? scaled : hidden;
-        return scaled + unit * added_mask(place);
+        const C added = added_mask(place);
+        return added == hidden ? hidden : scaled + unit * added;
     }
 
     /// Whether dropout keeps a weight.
@@ -172,6 +180,12 @@ AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor
 template <class C>
 __device__ inline C shift_of(C largest_or_logsumexp) {
     return largest_or_logsumexp == -std::numeric_limits<C>::infinity() ? C{0} : largest_or_logsumexp;
+}
+
+/// What the score of something hidden becomes: no weight, whatever is subtracted.
+template <class C>
+__device__ inline bool is_hidden(C score) {
+    return score == -std::numeric_limits<C>::infinity();
 }
 
 /// Which tile of which head a block works on: the tiles of a head follow one another, as they read the same memory.

@@ -4,11 +4,13 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "core/capture.h"
 #include "core/random_scope.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/gpt2.h"
@@ -166,6 +168,45 @@ TEST_CASE("random sites: parts of the heads and of the features have the masks o
         CHECK(attended(1, 2).to_vector() == all.narrow(1, 1, 2).contiguous().to_vector());
         const RandomSiteScope outside(9, 2, 4, width);
         CHECK_THROWS_WITH_AS(dropout(x, 0.5), doctest::Contains("inside the whole"), Error);
+    });
+}
+
+TEST_CASE("random sites: recorded work has the masks of the update around its replay") {
+    on_each_device([] {
+        manual_seed(5);
+        Masks model;
+        model.assign_random_sites();
+        const Tensor x = ones({4, width});
+        const Tensor y = ones({4, width});
+        const auto work = [&model, x, y] {
+            Tensor to = y;
+            const RandomItemsScope items(2, 4);
+            to.copy_(model.output(x) + dropout(x, 0.5));
+        };
+        const auto at = [&](std::int64_t update, const auto& function) {
+            const RandomUpdateScope scope(update);
+            function();
+            return y.to_vector();
+        };
+        const std::vector<double> third = at(3, work), fourth = at(4, work);
+        CHECK(third != fourth);
+        std::unique_ptr<CapturedWork> recorded;
+        {
+            const RandomUpdateScope scope(2);
+            recorded = capture(test_device(), work);
+        }
+        const auto replay = [&] { recorded->replay(); };
+        CHECK(at(4, replay) == fourth);
+        default_generator(test_device()).take(100);  // has no part in it
+        CHECK(at(3, replay) == third);
+        if (test_device().kind == DeviceKind::cpu) return;
+        CHECK_THROWS_WITH_AS(recorded->replay(), doctest::Contains("RandomUpdateScope"), Error);
+        CHECK_THROWS_WITH_AS(capture(test_device(),
+                                     [&] {
+                                         const RandomUpdateScope scope(2);
+                                         work();
+                                     }),
+                             doctest::Contains("RandomUpdateScope"), Error);
     });
 }
 

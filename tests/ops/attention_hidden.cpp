@@ -234,6 +234,20 @@ TEST_CASE("attention: infinity and NaN reach only the queries that may see them,
     });
 }
 
+TEST_CASE(
+    "attention: every head size that has a kernel of its own keeps infinity and NaN where they are seen") {
+    on_each_device([] {
+        for (const std::int64_t size : {32, 64, 96, 128, 256, 264})
+            for (const DType dtype : {DType::f16, DType::bf16})
+                for (const Hiding hiding : {Hiding::causal, Hiding::boolean})
+                    check_hidden(scaled_dot_product_attention, {1, 2, 1, 40, 70, size, size}, hiding, 0.0,
+                                 dtype);
+        for (const DType dtype : {DType::f32, DType::f64})
+            check_hidden(scaled_dot_product_attention, {1, 1, 1, 40, 70, 136, 130}, Hiding::causal, 0.0,
+                         dtype);
+    });
+}
+
 TEST_CASE("attention: one bad value at the end of a long causal text spoils the last output alone") {
     on_each_device([] {
         for (const DType dtype : {DType::f32, DType::bf16}) {
