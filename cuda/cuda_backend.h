@@ -117,8 +117,9 @@ public:
     /// Whether this thread's work is being recorded for a replay instead of done: no value can be read on the host then.
     bool is_recording() const override { return is_capturing(); }
     bool is_capturing() const { return recording_thread_.load() == std::this_thread::get_id(); }
-    /// Added to the offset of every RandomKey that a kernel is given: 0 but in a replay, which takes fresh numbers.
-    /// Device memory; nullptr outside a capture.
+    /// Two numbers: what a kernel adds to the offset of a key of a generator, and to the update of a key that has one. 0 but
+    /// in a replay, which takes fresh numbers. Device memory; nullptr outside a capture. Throws Error for a key of an
+    /// update that began inside of the capture.
     const std::uint64_t* random_advance(const RandomKey& key);
     int index() const { return index_; }
     int multiprocessors() const { return multiprocessors_; }

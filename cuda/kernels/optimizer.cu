@@ -26,7 +26,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int pack = 4;                     // elements that a thread takes at a time
 constexpr std::int64_t chunk = 1 << 14;     // elements of a block: 16 packs a thread
-constexpr int most_tensors = 50;            // of one launch
+constexpr int most_tensors = 44;            // of one launch
 constexpr int most_parameter_bytes = 4096;  // of one launch, on every card
 
 /// One tensor of a launch. What a kernel does not use is left empty.
@@ -494,7 +494,7 @@ void CudaBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) 
     for (const AdamWTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.first_moment, one.second_moment,
                                    one.rounded_or_none, one.rounding_key, one.rounding_first));
-    const cuda::AdamWRule rule = cuda::rule_of(step, random_advance());
+    const cuda::AdamWRule rule = cuda::rule_of(step, random_advance({}));
     cuda::start(&cuda::adamw_kernel<float>, entries.in_float, rule, stream());
     cuda::start(&cuda::adamw_kernel<double>, entries.in_double, rule, stream());
 }
@@ -505,7 +505,7 @@ void CudaBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
     for (const SgdTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.momentum_or_none, {}, one.rounded_or_none,
                                    one.rounding_key, one.rounding_first));
-    const cuda::SgdRule rule = cuda::rule_of(step, random_advance());
+    const cuda::SgdRule rule = cuda::rule_of(step, random_advance({}));
     cuda::start(&cuda::sgd_kernel<float>, entries.in_float, rule, stream());
     cuda::start(&cuda::sgd_kernel<double>, entries.in_double, rule, stream());
 }
