@@ -5,15 +5,23 @@
 #include <string>
 #include <string_view>
 
+#include "core/device_registry.h"
 #include "core/error.h"
 
 namespace potluck::test {
 
-/// The text of the Error that `function` throws; empty (and a failed check) when it throws none.
+/// Waits for every device: bad elements that only kernels see are told at the next wait.
+inline void wait_for_devices() {
+    for (const Device device : registered_devices()) backend(device).synchronize();
+}
+
+/// The text of the Error that `function` throws, at the latest when the devices have done what it started; empty (and a
+/// failed check) when it throws none.
 template <class Function>
 std::string error_of(Function&& function) {
     try {
         function();
+        wait_for_devices();
     } catch (const Error& error) {
         return error.what();
     }

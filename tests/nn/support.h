@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "tests/expect_error.h"
 
 namespace potluck::test {
 
@@ -58,12 +59,14 @@ inline std::vector<nlohmann::json> read_lines(const std::string& path) {
     return lines;
 }
 
-/// Checks that `function` throws an Error whose text holds all of `parts`.
+/// Checks that `function` throws an Error whose text holds all of `parts`, at the latest when the devices have done what
+/// it started.
 template <class Function>
 void check_error(Function&& function, const std::vector<std::string>& parts) {
     std::string text;
     try {
         function();
+        wait_for_devices();
     } catch (const Error& error) {
         text = error.what();
     }

@@ -13,6 +13,7 @@
 #include "autograd/tape.h"
 #include "core/error.h"
 #include "core/factories.h"
+#include "tests/expect_error.h"
 #include "tests/ops/table.h"
 
 namespace potluck::test {
@@ -143,14 +144,11 @@ TEST_CASE("cross_entropy: when every label is ignored, losses and gradients are 
 TEST_CASE("cross_entropy: a wrong label is named, nothing is changed, and the next batch works") {
     on_each_device([] {
         Tensor logits = tensor(std::vector<double>{0.5, -1, 2, 0, 1}, {1, 5}).expand({3, 5}).clone();
-        std::string message;
-        try {
+        const std::string message = error_of([&] {
             cross_entropy(logits, labels_of({1, 4, -4}), {.ignore_index = -1});
-        } catch (const Error& error) {
-            message = error.what();
-        }
-        CHECK(message.find("label -4 at position 2") != std::string::npos);
-        CHECK(message.find("ignore_index -1") != std::string::npos);
+        });
+        CHECK(contains(message, "label -4 at position 2"));
+        CHECK(contains(message, "ignore_index -1"));
         const std::vector<double> right{2.074438, 3.574438, 0.574438, 2.574438, 1.574438};
         for (std::int64_t label = 0; label < 5; ++label)
             CHECK(cross_entropy(logits, labels_of({label, label, label})).item() ==

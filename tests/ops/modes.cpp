@@ -18,6 +18,7 @@
 #include "core/backend.h"
 #include "core/error.h"
 #include "core/factories.h"
+#include "tests/expect_error.h"
 #include "tests/ops/table.h"
 
 namespace potluck::test {
@@ -345,6 +346,7 @@ TEST_CASE("ops: bad input is refused with a message that names the values, the s
                 std::string& message = of_refusals.emplace_back();
                 try {
                     row.refusals[i].call();
+                    wait_for_devices();
                     FAIL_CHECK("was accepted");
                 } catch (const Error& error) {
                     message = error.what();

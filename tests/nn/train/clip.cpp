@@ -55,6 +55,46 @@ TEST_CASE("clip: huge gradients are clipped, not lost") {
     });
 }
 
+TEST_CASE("clip: half types are scaled by the factor itself, which they could not hold") {
+    on_each_device([] {
+        const Tensor p = with_gradient(full({1000000}, 60000.0, {DType::f16}));
+        CHECK(gradient_norm({p}, 1.0) == doctest::Approx(6e10).epsilon(1e-3));
+        CHECK(clip_grad_norm({p}, 1.0) == doctest::Approx(6e7).epsilon(1e-3));
+        CHECK(gradient_norm({p}) == doctest::Approx(1.0).epsilon(1e-3));
+        const Tensor wide = with_gradient(full({4}, 1e-3, {DType::bf16}));
+        CHECK(clip_grad_norm({wide}, 1e-9) == doctest::Approx(2e-3).epsilon(1e-2));
+        CHECK(gradient_norm({wide}) == doctest::Approx(1e-9).epsilon(1e-2));
+    });
+}
+
+TEST_CASE("clip: a parameter given twice counts once") {
+    on_each_device([] {
+        const Tensor p = with_gradient(tensor({3.0, 4.0}));
+        const Tensor view = nn::parameter(p.detach());
+        for (const std::vector<Tensor>& given : {std::vector<Tensor>{p, p}, {p, view}, {view, p, p}}) {
+            Tensor(p).set_grad(tensor({3.0, 4.0}));
+            Tensor(view).set_grad(p.grad());
+            CHECK(gradient_norm(given, 1.0) == doctest::Approx(7.0));
+            CHECK(clip_grad_norm(given, 1.0) == doctest::Approx(5.0));
+            CHECK(p.grad().to_vector()[0] == doctest::Approx(0.6));
+            CHECK(p.grad().to_vector()[1] == doctest::Approx(0.8));
+        }
+    });
+}
+
+TEST_CASE("clip: norms of f64 gradients whose squares f64 does not hold") {
+    on_each_device([] {
+        for (const double size : {1e200, 1e-200, 1e160, 1e-160, 1e308}) {
+            const Tensor p = with_gradient(tensor({3.0, -4.0}, {DType::f64}).clone());
+            p.grad().mul_(size / 4.0);
+            CHECK(gradient_norm({p}) / size == doctest::Approx(1.25));
+            const Tensor more = with_gradient(full({7}, 1.0, {DType::f64}));
+            const double expected = size < 1.0 ? std::sqrt(7.0) : 1.25 * size;
+            CHECK(gradient_norm({p, more}) / expected == doctest::Approx(1.0));
+        }
+    });
+}
+
 TEST_CASE("clip: a gradient that is not finite is reported by name, and nothing is touched") {
     on_each_device([] {
         for (const double bad : {infinity, -infinity, not_a_number}) {
