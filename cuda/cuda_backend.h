@@ -163,13 +163,13 @@ private:
     int multiprocessors_ = 0;
     std::once_flag opened_;
     std::unique_ptr<Resources> resources_;
-    std::mutex capture_mutex_;                         // one thread captures at a time
-    std::shared_ptr<RecordedFaults> recorded_faults_;  // while work is being captured,
-    std::shared_ptr<Recording> recording_;             // by this thread:
+    std::mutex capture_mutex_;              // one thread captures at a time
+    std::shared_ptr<Recording> recording_;  // while work is being captured, by this thread:
     std::atomic<std::thread::id> recording_thread_;
     std::mutex recorded_mutex_;
     // Blocks that tensors hold and that recorded work owns: it lives as long as one of them.
     std::unordered_map<void*, std::shared_ptr<Recording>> recorded_blocks_;
+    std::shared_ptr<RecordedFaults> recorded_faults_;  // while work is being captured
 };
 
 }  // namespace potluck

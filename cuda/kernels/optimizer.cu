@@ -475,21 +475,10 @@ void measure(CudaBackend& backend, std::span<const Tensor> tensors, Tensor& tota
            blocks, reinterpret_cast<Result*>(elements_of<double>(total)));
 }
 
-/// Throws Error when work is being recorded whose numbers would be the same in each replay.
-void refuse_recording(const CudaBackend& backend, const char* op, const Tensor& control_or_none) {
-    if (backend.is_capturing() && !control_or_none.defined())
-        throw Error(
-            op,
-            "a step cannot be recorded, because learning rate and step number would stay the same in "
-            "each replay. Call it after replay(), or record step(UpdateControl), which reads them on the "
-            "device.");
-}
-
 }  // namespace
 }  // namespace cuda
 
 void CudaBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
-    cuda::refuse_recording(*this, "adamw", step.control_or_none);
     cuda::Entries entries;
     for (const AdamWTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.first_moment, one.second_moment,
@@ -500,7 +489,6 @@ void CudaBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) 
 }
 
 void CudaBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
-    cuda::refuse_recording(*this, "sgd", step.control_or_none);
     cuda::Entries entries;
     for (const SgdTensors& one : tensors)
         entries.add(cuda::entry_of(one.parameter, one.gradient, one.momentum_or_none, {}, one.rounded_or_none,

@@ -246,6 +246,12 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     started_.clear();
     bool any_element = false;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
+        if (control == nullptr && backend(slots_[i].parameter.device()).is_recording())
+            throw Error(
+                kind_.op,
+                "a step cannot be recorded, because learning rate and step number would stay the same in "
+                "each replay. Call it after replay(), or record step(UpdateControl), which reads them on "
+                "the device.");
         any_element = any_element || slots_[i].parameter.count() > 0;
         if (gradient_of(slots_[i].parameter, slots_[i].aliases).defined()) started_.push_back(i);
     }

@@ -80,10 +80,14 @@ private:
     UpdateControl control_;
 };
 
-Tensor ids_at(int step, std::int64_t below, Device device) {
+/// Six ids below 11, and for each of them the label that belongs to it.
+Tensor ids_at(int step, Device device) {
     std::vector<std::int64_t> ids;
-    for (std::int64_t i = 0; i < 6; ++i) ids.push_back((3 * i + step) % below);
+    for (std::int64_t i = 0; i < 6; ++i) ids.push_back((3 * i + step) % 11);
     return tensor(ids, {6}).to(device);
+}
+Tensor labels_at(int step, Device device) {
+    return remainder(ids_at(step, device), full({}, 5, {DType::i64, device}));
 }
 
 }  // namespace
@@ -100,12 +104,12 @@ TEST_CASE("cuda update: the host waits once for an update, and not at all for a 
             else
                 optimizer = std::make_unique<optim::SGD>(net, optim::SGDOptions{.momentum = 0.9});
             Updater updater(net, *optimizer, device);
-            const Tensor ids = ids_at(0, 11, device), labels = ids_at(0, 5, device);
+            const Tensor ids = ids_at(0, device), labels = labels_at(0, device);
             std::vector<double> values;
             std::unique_ptr<CapturedWork> graph;
             for (int step = 0; step < 20; ++step) {
-                ids.copy_(ids_at(step, 11, device));
-                labels.copy_(ids_at(step, 5, device));
+                ids.copy_(ids_at(step, device));
+                labels.copy_(labels_at(step, device));
                 const Waits waits;
                 if (captured && step == 1) graph = capture(device, [&] { updater.start(ids, labels); });
                 updater.write(step);
@@ -136,7 +140,7 @@ TEST_CASE("cuda update: a state that does not exist yet is not recorded") {
     Net net = net_on(device);
     optim::AdamW optimizer(net);
     Updater updater(net, optimizer, device);
-    const Tensor ids = ids_at(0, 11, device), labels = ids_at(0, 5, device);
+    const Tensor ids = ids_at(0, device), labels = labels_at(0, device);
     const std::string text = error_of([&] { (void)capture(device, [&] { updater.start(ids, labels); }); });
     CHECK(contains(text, "Run one update before recording one"));
 }
@@ -147,7 +151,7 @@ TEST_CASE("cuda update: a bad element skips the update and is told with its numb
     Net net = net_on(device);
     optim::AdamW optimizer(net);
     Updater updater(net, optimizer, device);
-    const Tensor ids = ids_at(0, 11, device), labels = ids_at(0, 5, device);
+    const Tensor ids = ids_at(0, device), labels = labels_at(0, device);
     updater.write(0);
     updater.start(ids, labels);
     (void)updater.finish();

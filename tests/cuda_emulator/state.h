@@ -49,8 +49,8 @@ struct State {
     };
     std::map<std::uintptr_t, Pinned> pinned;
     Clock host_clock;                          // what the host has waited for
-    std::uint64_t host_waits = 0;              // calls in which the host waited
     std::map<const void*, int> shared_limits;  // kernel -> bytes, see cudaFuncSetAttribute
+    std::uint64_t host_waits = 0;              // calls in which the host waited
 };
 
 /// Never destroyed: static destructors of a program may still free tensors.
