@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "core/backend.h"
 #include "core/format.h"
 #include "core/measure.h"
 
@@ -15,8 +16,13 @@ thread_local bool check_is_on = false;
 
 enum class Content { finite, infinite, nan };
 
-Content content_of(const Tensor& x) {
+Content content_of(const char* op, const Tensor& x) {
     if (!x.defined() || !is_floating(x.dtype())) return Content::finite;
+    if (backend(x.device()).is_recording())
+        throw Error(
+            op,
+            "the anomaly check reads every result, and no value can be read while work is being recorded. "
+            "Let AnomalyCheck end before capture(), or run the work once under it without recording.");
     const double largest = largest_magnitude(std::span(&x, 1));
     if (std::isnan(largest)) return Content::nan;
     return std::isinf(largest) ? Content::infinite : Content::finite;
@@ -43,13 +49,13 @@ bool AnomalyCheck::is_on() noexcept { return check_is_on; }
 namespace detail {
 
 void check_forward(const char* op, const Tensor& output, const std::vector<Tensor>& inputs) {
-    const Content result = content_of(output);
+    const Content result = content_of(op, output);
     if (result == Content::finite) return;
     std::string story;
     bool finite_inputs = true;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (!inputs[i].defined()) continue;
-        const Content content = content_of(inputs[i]);
+        const Content content = content_of(op, inputs[i]);
         finite_inputs = finite_inputs && content == Content::finite;
         story += fmt::format("{}input {} {} {}", story.empty() ? "" : "; ", i, pretty(inputs[i].shape()),
                              name_of(content));
@@ -62,9 +68,9 @@ void check_forward(const char* op, const Tensor& output, const std::vector<Tenso
 }
 
 void check_backward(const char* op, std::size_t index, const Tensor& dx, const Tensor& dy) {
-    const Content result = content_of(dx);
+    const Content result = content_of(op, dx);
     if (result == Content::finite) return;
-    const Content incoming = content_of(dy);
+    const Content incoming = content_of(op, dy);
     if (result == Content::infinite && incoming == Content::infinite) return;
     throw Error(
         op, fmt::format("the anomaly check found that the gradient of input {} {} {} (the gradient of the "

@@ -1,20 +1,20 @@
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "core/capture.h"
+#include "core/kernel_specs.h"
 #include "core/random.h"
 #include "core/random_part.h"
 #include "core/tensor.h"
 
 namespace potluck {
 
-// The kernel contract: everything that a device must offer, on one page. The ops above (autograd/ops/) check shapes,
-// dtypes and devices, promote and broadcast, allocate the outputs, and record the gradient; a kernel only computes.
+// The kernel contract: everything that a device must offer, on one page; the options of its kernels are in
+// core/kernel_specs.h. The ops above (autograd/ops/) check shapes, dtypes and devices, promote and broadcast, allocate the
+// outputs, and record the gradient; a kernel only computes.
 //
 // Unless said otherwise
 //   - inputs may have any strides (0 where they were broadcast), outputs are contiguous and fully overwritten;
@@ -24,116 +24,6 @@ namespace potluck {
 //   - any size may be 0; indices are i64;
 //   - results do not depend on the number of threads;
 //   - a Tensor named `..._or_none` may be undefined.
-
-enum class UnaryOp : std::uint8_t {
-    negate,
-    absolute,
-    sign,
-    square,
-    square_root,
-    reciprocal_square_root,
-    reciprocal,
-    exponential,
-    logarithm,
-    sine,
-    cosine,
-    floor,
-    ceil,
-    round,
-    error_function,
-    relu,
-    gelu,
-    gelu_tanh,
-    silu,
-    tanh,
-    sigmoid,
-    is_nan,
-    is_finite,
-    logical_not  // these three write bool
-};
-enum class BinaryOp : std::uint8_t { add, subtract, multiply, divide, power, maximum, minimum, remainder };
-enum class CompareOp : std::uint8_t { equal, not_equal, less, less_equal, greater, greater_equal };
-/// What a step of a fused chain makes of the value so far.
-struct ChainStep {
-    enum class Kind : std::uint8_t {
-        apply,         // function(value)
-        combine,       // value op inputs[input]
-        combine_into,  // inputs[input] op value
-        derivative     // value * function'(inputs[input]), of the functions of unary_backward
-    };
-    Kind kind;
-    UnaryOp function = UnaryOp::negate;  // any but sine, cosine and those that write bool
-    BinaryOp op = BinaryOp::add;
-    int input = 0;
-};
-inline constexpr std::size_t most_chain_inputs = 3;
-inline constexpr std::size_t most_chain_steps = 8;
-
-enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, logsumexp, any, all };
-
-struct CrossEntropySpec {
-    std::int64_t ignore_index = -100;
-    double label_smoothing = 0.0;
-};
-
-struct AttentionSpec {
-    bool causal = false;   // aligned bottom-right: the last query sees every key
-    double scale = 1.0;    // multiplies q k^T
-    double dropout = 0.0;  // probability of dropping a weight
-    RandomKey dropout_key{};
-    RandomPart
-        dropout_part{};  // the weights (batch, heads, queries, keys) as a part of those that have the numbers
-};
-
-/// Of convolutions and pooling, for height and width.
-struct WindowSpec {
-    std::array<std::int64_t, 2> stride{1, 1};
-    std::array<std::int64_t, 2> padding{0, 0};  // on both sides
-    std::array<std::int64_t, 2> dilation{1, 1};
-};
-struct ConvolutionSpec : WindowSpec {
-    std::int64_t groups = 1;
-};
-struct PoolSpec : WindowSpec {
-    std::array<std::int64_t, 2> kernel{1, 1};
-    bool count_padding =
-        true;  // average: divide by the size of the window with its padding (never by what lies beyond)
-};
-
-/// With a control (UpdateControl::values()) the learning rate and the gradient scale are multiplied by those that stand
-/// there, its steps are added to `step`, and nothing is written at all when it says skip.
-struct AdamWSpec {
-    double learning_rate, beta1, beta2, epsilon, weight_decay;
-    std::int64_t step;      // 1 for the first update
-    bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
-    double gradient_scale = 1.0;
-    bool stochastic_rounding = false;  // of bf16 parameters, see core/stochastic_rounding.h
-    Tensor control_or_none = {};
-};
-struct SgdSpec {
-    double learning_rate, momentum, dampening, weight_decay;
-    bool nesterov;
-    std::int64_t step;  // 1 for the first update: the momentum buffer has no content yet
-    double gradient_scale = 1.0;
-    bool stochastic_rounding = false;
-    Tensor control_or_none = {};
-};
-
-/// A parameter and what changes with it, all of one shape and contiguous. Parameters and gradients are of any floating
-/// dtype; moments are f32 (f64 for f64).
-struct AdamWTensors {
-    Tensor parameter, gradient, first_moment, second_moment;
-    Tensor
-        rounded_or_none;  // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
-    RandomKey rounding_key{};  // of stochastic rounding: element rounding_first + i of the stretch decides
-    std::int64_t rounding_first = 0;  // element i
-};
-struct SgdTensors {
-    Tensor parameter, gradient, momentum_or_none;
-    Tensor rounded_or_none;
-    RandomKey rounding_key{};
-    std::int64_t rounding_first = 0;
-};
 
 class Backend {
 public:

@@ -29,12 +29,14 @@ public:
 /// A whole update may be recorded, optimizer included, when its numbers stand on the device: see core/update_control.h.
 ///
 /// What `work` holds by value lives as long as the recording; other tensors that it reads must live as long, at the same
-/// place. Shapes and addresses are recorded as they are, and so is what came from the host, from another device or from
-/// a generator of one's own. After another manual_seed() the work must be recorded again. What differs from replay to replay
-/// is what stands in the tensors, and the random numbers: each replay takes fresh ones of default_generator(device), the
-/// same that running `work` would take. Inside `work` no value can be read on the host (item(), printing, the norm of
-/// clip_grad_norm, an optimizer's step by numbers of the host): such a call throws Error, and nothing was recorded. A bad
-/// element that a replay meets (an id or label out of range) is told when the thread next waits for the device.
+/// place. Shapes and addresses are recorded as they are, and so is what came from the host or from a generator of one's
+/// own. Work on the CPU is done at once, while the rest is recorded, and not again; work on another GPU throws Error. After
+/// another manual_seed() the work must be recorded again. What differs from replay to replay is what stands in the tensors,
+/// and the random numbers: each replay takes fresh ones of default_generator(device), the same that running `work` would
+/// take. Inside `work` no value can be read on the host (item(), printing, the norm of
+/// clip_grad_norm, an optimizer's step by numbers of the host, AnomalyCheck): such a call throws Error, and nothing was
+/// recorded. A bad element that a replay meets (an id or label out of range) is told when the thread next waits for the
+/// device.
 std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work);
 
 }  // namespace potluck

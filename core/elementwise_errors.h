@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/error.h"
+#include "core/kernel_specs.h"
 
 namespace potluck {
 

@@ -28,6 +28,7 @@ CudaBackend::Recording::~Recording() {
 }
 
 void* CudaBackend::Recording::allocate(std::int64_t bytes) {
+    const std::lock_guard lock(mutex_);
     if (std::vector<void*>& blocks = reusable_[bytes]; !blocks.empty()) {
         void* data = blocks.back();
         blocks.pop_back();
@@ -44,7 +45,15 @@ void* CudaBackend::Recording::allocate(std::int64_t bytes) {
     return data;
 }
 
-void CudaBackend::Recording::reuse(void* data) { reusable_[blocks_.at(data)].push_back(data); }
+void CudaBackend::Recording::reuse(void* data) {
+    const std::lock_guard lock(mutex_);
+    reusable_[blocks_.at(data)].push_back(data);
+}
+
+void CudaBackend::Recording::keep(void* data) {
+    const std::lock_guard lock(mutex_);
+    blocks_.insert({data, 0});
+}
 
 void* CudaBackend::Recording::host_copy(const void* from, std::size_t bytes) {
     void* copy = host_copies_.emplace_back(bytes).data();
@@ -120,10 +129,12 @@ std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
     recording_ = recording;
     const auto faults = recorded_faults_ = std::make_shared<RecordedFaults>(recording);
     recording_thread_ = std::this_thread::get_id();
+    note_recording(true);
     cudaGraph_t graph = nullptr;
     const auto end = [&] {
         recording_->ended = true;
         recording_thread_ = std::thread::id();
+        note_recording(false);
         recording_.reset();
         recorded_faults_.reset();
         return cudaStreamEndCapture(queue, &graph);

@@ -16,7 +16,31 @@ CudaBackend::CudaBackend(int index) : index_(index) {
 
 CudaBackend::~CudaBackend() = default;
 
+namespace {
+
+/// The device on which this thread records work, or nullptr.
+thread_local const CudaBackend* recording_device = nullptr;
+
+/// Throws Error unless the device has memory pools, from which all memory comes.
+void require_memory_pools(int index) {
+    int supported = 0;
+    check(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, index),
+          "cudaDeviceGetAttribute");
+    if (supported == 0)
+        throw Error(
+            "cuda",
+            fmt::format("cuda:{} has no memory pools (cudaMallocAsync), from which all memory is taken. "
+                        "A driver for CUDA 11.2 or later offers them, unless the GPU is shared in a mode "
+                        "(vGPU, MPS) that forbids them.",
+                        index));
+}
+
+}  // namespace
+
+void CudaBackend::note_recording(bool begins) { recording_device = begins ? this : nullptr; }
+
 CudaBackend::Resources::Resources(int index) {
+    require_memory_pools(index);
     check(cudaDeviceGetDefaultMemPool(&pool, index), "cudaDeviceGetDefaultMemPool");
     // Freed blocks stay in the pool: by default every synchronisation would give them back to the system.
     std::uint64_t everything = UINT64_MAX;
@@ -30,12 +54,19 @@ CudaBackend::Resources& CudaBackend::resources() {
 }
 
 cudaStream_t CudaBackend::stream() {
+    if (recording_device != nullptr && recording_device != this)
+        throw Error(
+            OpScope::current(),
+            fmt::format(
+                "this thread records work of cuda:{}, and the op runs on cuda:{}: a replay would not do "
+                "it again. Record the work of one device at a time.",
+                recording_device->index_, index_));
     check(cudaSetDevice(index_), "cudaSetDevice");
     return is_capturing() ? resources().capture_stream.get() : resources().stream.get();
 }
 
 cublasLtHandle_t CudaBackend::cublas() {
-    cublasLtHandle_t& handle = resources().cublas;
+    cublasLtHandle_t& handle = resources().handles_of_this_thread().cublas;
     if (handle == nullptr && cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS)
         throw Error(OpScope::current(), fmt::format("cublasLtCreate failed on cuda:{}.", index_));
     return handle;
@@ -43,7 +74,7 @@ cublasLtHandle_t CudaBackend::cublas() {
 
 cudnnHandle_t CudaBackend::cudnn() {
     const cudaStream_t queue = stream();
-    cudnnHandle_t& handle = resources().cudnn;
+    cudnnHandle_t& handle = resources().handles_of_this_thread().cudnn;
     if (handle == nullptr) {
         if (const cudnnStatus_t status = cudnnCreate(&handle); status != CUDNN_STATUS_SUCCESS)
             throw Error(OpScope::current(), fmt::format("cudnnCreate failed on cuda:{}: {}.", index_,

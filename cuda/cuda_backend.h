@@ -15,11 +15,80 @@
 #include "core/backend.h"
 #include "cuda/device_options.h"
 #include "cuda/faults.h"
+#include "cuda/kernel_device.h"
 #include "cuda/runtime.h"
 
 namespace potluck {
 
-class CudaBackend final : public Backend, public cuda::HasOptions {
+// Each is defined in the file of its family, cuda/kernels/<family>.cu, which does not know the contract: a new kernel in it
+// compiles no other one anew.
+namespace cuda {
+void copy(KernelDevice& device, const Tensor& from, Tensor& to);
+void fill(KernelDevice& device, Tensor& to, const Scalar& value);
+void unary(KernelDevice& device, UnaryOp op, const Tensor& x, Tensor& y);
+void unary_backward(KernelDevice& device, UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx);
+void binary(KernelDevice& device, BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y);
+void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Tensor& b, Tensor& y);
+void where(KernelDevice& device, const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y);
+void chain(KernelDevice& device, std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y);
+void add_scaled(KernelDevice& device, const Tensor& x, double scale, Tensor& y);
+void reduce(KernelDevice& device, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y);
+void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
+              Tensor& variance);
+void softmax(KernelDevice& device, const Tensor& x, bool logarithm, Tensor& y);
+void softmax_backward(KernelDevice& device, const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx);
+void cross_entropy(KernelDevice& device, const Tensor& logits, const Tensor& labels,
+                   const CrossEntropySpec& options, Tensor& losses, Tensor& logsumexp);
+void cross_entropy_backward(KernelDevice& device, const Tensor& logits, const Tensor& labels,
+                            const Tensor& logsumexp, const Tensor& dlosses, const CrossEntropySpec& options,
+                            Tensor& dlogits);
+void layer_norm(KernelDevice& device, const Tensor& x, const Tensor& residual_or_none,
+                const Tensor& weight_or_none, const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none,
+                Tensor& y, Tensor& mean, Tensor& rstd);
+void layer_norm_backward(KernelDevice& device, const Tensor& x, const Tensor& weight_or_none,
+                         const Tensor& mean, const Tensor& rstd, const Tensor& dy, bool accumulate,
+                         Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none);
+void rms_norm(KernelDevice& device, const Tensor& x, const Tensor& residual_or_none,
+              const Tensor& weight_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms);
+void rms_norm_backward(KernelDevice& device, const Tensor& x, const Tensor& weight_or_none,
+                       const Tensor& rrms, const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                       Tensor& dweight_or_none);
+void batch_norm_statistics(KernelDevice& device, const Tensor& x, double epsilon, Tensor& mean,
+                           Tensor& variance, Tensor& rstd);
+void batch_norm(KernelDevice& device, const Tensor& x, const Tensor& weight_or_none,
+                const Tensor& bias_or_none, const Tensor& mean, const Tensor& rstd, Tensor& y);
+void batch_norm_backward(KernelDevice& device, const Tensor& x, const Tensor& weight_or_none,
+                         const Tensor& mean, const Tensor& rstd, const Tensor& dy, bool batch_statistics,
+                         Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none);
+void max_pool(KernelDevice& device, const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices);
+void max_pool_backward(KernelDevice& device, const Tensor& indices, const Tensor& dy, const PoolSpec& options,
+                       Tensor& dx);
+void average_pool(KernelDevice& device, const Tensor& x, const PoolSpec& options, Tensor& y);
+void average_pool_backward(KernelDevice& device, const Tensor& dy, const PoolSpec& options, Tensor& dx);
+void embedding(KernelDevice& device, const Tensor& weight, const Tensor& ids, Tensor& y);
+void embedding_backward(KernelDevice& device, const Tensor& ids, const Tensor& dy, Tensor& dweight);
+void gather(KernelDevice& device, const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y);
+void scatter_add(KernelDevice& device, std::int64_t axis, const Tensor& index, const Tensor& source,
+                 Tensor& y);
+void tril(KernelDevice& device, const Tensor& x, std::int64_t diagonal, Tensor& y);
+void rotary(KernelDevice& device, const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse,
+            Tensor& y);
+void uniform(KernelDevice& device, RandomKey key, double low, double high, Tensor& y);
+void normal(KernelDevice& device, RandomKey key, double mean, double std, Tensor& y);
+void random_integers(KernelDevice& device, RandomKey key, std::int64_t low, std::int64_t high, Tensor& y);
+void dropout(KernelDevice& device, RandomKey key, const RandomPart& part, double p, const Tensor& x,
+             Tensor& y);
+void topk(KernelDevice& device, const Tensor& x, std::int64_t k, bool largest, Tensor& values,
+          Tensor& indices);
+void multinomial(KernelDevice& device, RandomKey key, const Tensor& weights, bool replacement, Tensor& y);
+void adamw(KernelDevice& device, const AdamWSpec& step, std::span<AdamWTensors> tensors);
+void sgd(KernelDevice& device, const SgdSpec& step, std::span<SgdTensors> tensors);
+void sum_of_squares(KernelDevice& device, std::span<const Tensor> tensors, Tensor& sums);
+void largest_magnitude(KernelDevice& device, std::span<const Tensor> tensors, Tensor& magnitude);
+void decide_update(KernelDevice& device, Tensor& control);
+}  // namespace cuda
+
+class CudaBackend final : public Backend, public cuda::KernelDevice, public cuda::HasOptions {
 public:
     /// Opens device `index`. Its stream, memory pool and library handles are made at their first use.
     explicit CudaBackend(int index);
@@ -35,107 +104,177 @@ public:
     std::unique_ptr<CapturedWork> capture(std::function<void()> work) override;
     std::string describe() const override;
     void synchronize() override;
-    void copy(const Tensor& from, Tensor& to) override;
-    void fill(Tensor& to, const Scalar& value) override;
-    void unary(UnaryOp op, const Tensor& x, Tensor& y) override;
-    void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) override;
-    void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
-    void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
-    void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override;
-    void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) override;
-    void add_scaled(const Tensor& x, double scale, Tensor& y) override;
-    void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override;
+    void copy(const Tensor& from, Tensor& to) override { cuda::copy(*this, from, to); }
+    void fill(Tensor& to, const Scalar& value) override { cuda::fill(*this, to, value); }
+    void unary(UnaryOp op, const Tensor& x, Tensor& y) override { cuda::unary(*this, op, x, y); }
+    void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) override {
+        cuda::unary_backward(*this, op, x, dy, dx);
+    }
+    void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override {
+        cuda::binary(*this, op, a, b, y);
+    }
+    void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override {
+        cuda::compare(*this, op, a, b, y);
+    }
+    void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override {
+        cuda::where(*this, condition, a, b, y);
+    }
+    void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) override {
+        cuda::chain(*this, inputs, steps, y);
+    }
+    void add_scaled(const Tensor& x, double scale, Tensor& y) override {
+        cuda::add_scaled(*this, x, scale, y);
+    }
+    void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override {
+        cuda::reduce(*this, op, x, axes, y);
+    }
     void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-                  Tensor& variance) override;
+                  Tensor& variance) override {
+        cuda::variance(*this, x, axes, correction, mean, variance);
+    }
     void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) override;
     void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) override;
     void linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
                      Tensor& y) override;
-    void softmax(const Tensor& x, bool logarithm, Tensor& y) override;
-    void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) override;
+    void softmax(const Tensor& x, bool logarithm, Tensor& y) override {
+        cuda::softmax(*this, x, logarithm, y);
+    }
+    void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) override {
+        cuda::softmax_backward(*this, y, dy, logarithm, dx);
+    }
     void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
-                       Tensor& losses, Tensor& logsumexp) override;
+                       Tensor& losses, Tensor& logsumexp) override {
+        cuda::cross_entropy(*this, logits, labels, options, losses, logsumexp);
+    }
     void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
                                 const Tensor& dlosses, const CrossEntropySpec& options,
-                                Tensor& dlogits) override;
+                                Tensor& dlogits) override {
+        cuda::cross_entropy_backward(*this, logits, labels, logsumexp, dlosses, options, dlogits);
+    }
     void layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
                     const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& mean,
-                    Tensor& rstd) override;
+                    Tensor& rstd) override {
+        cuda::layer_norm(*this, x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y,
+                         mean, rstd);
+    }
     void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
                              const Tensor& rstd, const Tensor& dy, bool accumulate, Tensor& dx_or_none,
-                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+                             Tensor& dweight_or_none, Tensor& dbias_or_none) override {
+        cuda::layer_norm_backward(*this, x, weight_or_none, mean, rstd, dy, accumulate, dx_or_none,
+                                  dweight_or_none, dbias_or_none);
+    }
     void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                  double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) override;
+                  double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) override {
+        cuda::rms_norm(*this, x, residual_or_none, weight_or_none, epsilon, sum_or_none, y, rrms);
+    }
     void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
                            const Tensor& dy, bool accumulate, Tensor& dx_or_none,
-                           Tensor& dweight_or_none) override;
+                           Tensor& dweight_or_none) override {
+        cuda::rms_norm_backward(*this, x, weight_or_none, rrms, dy, accumulate, dx_or_none, dweight_or_none);
+    }
     void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
-                               Tensor& rstd) override;
+                               Tensor& rstd) override {
+        cuda::batch_norm_statistics(*this, x, epsilon, mean, variance, rstd);
+    }
     void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                    const Tensor& mean, const Tensor& rstd, Tensor& y) override;
+                    const Tensor& mean, const Tensor& rstd, Tensor& y) override {
+        cuda::batch_norm(*this, x, weight_or_none, bias_or_none, mean, rstd, y);
+    }
     void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
                              const Tensor& rstd, const Tensor& dy, bool batch_statistics, Tensor& dx_or_none,
-                             Tensor& dweight_or_none, Tensor& dbias_or_none) override;
+                             Tensor& dweight_or_none, Tensor& dbias_or_none) override {
+        cuda::batch_norm_backward(*this, x, weight_or_none, mean, rstd, dy, batch_statistics, dx_or_none,
+                                  dweight_or_none, dbias_or_none);
+    }
     void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
                      const ConvolutionSpec& options, Tensor& y) override;
     void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
                               const ConvolutionSpec& options, Tensor& dx_or_none, Tensor& dweight_or_none,
                               Tensor& dbias_or_none) override;
-    void max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) override;
+    void max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) override {
+        cuda::max_pool(*this, x, options, y, indices);
+    }
     void max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec& options,
-                           Tensor& dx) override;
-    void average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) override;
-    void average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) override;
-    void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override;
-    void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) override;
-    void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) override;
-    void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) override;
-    void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) override;
-    void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) override;
+                           Tensor& dx) override {
+        cuda::max_pool_backward(*this, indices, dy, options, dx);
+    }
+    void average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) override {
+        cuda::average_pool(*this, x, options, y);
+    }
+    void average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) override {
+        cuda::average_pool_backward(*this, dy, options, dx);
+    }
+    void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) override {
+        cuda::embedding(*this, weight, ids, y);
+    }
+    void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) override {
+        cuda::embedding_backward(*this, ids, dy, dweight);
+    }
+    void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) override {
+        cuda::gather(*this, x, axis, index, y);
+    }
+    void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) override {
+        cuda::scatter_add(*this, axis, index, source, y);
+    }
+    void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) override {
+        cuda::tril(*this, x, diagonal, y);
+    }
+    void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) override {
+        cuda::rotary(*this, x, cosine, sine, inverse, y);
+    }
     void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                    const AttentionSpec& options, Tensor& y, Tensor& logsumexp) override;
     void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                             const Tensor& y, const Tensor& logsumexp, const Tensor& dy,
                             const AttentionSpec& options, Tensor& dq, Tensor& dk, Tensor& dv,
                             Tensor& dmask_or_none) override;
-    void uniform(RandomKey key, double low, double high, Tensor& y) override;
-    void normal(RandomKey key, double mean, double std, Tensor& y) override;
-    void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override;
-    void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) override;
-    void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
-    void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
-    void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;
-    void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override;
-    void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) override;
-    void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) override;
-    void decide_update(Tensor& control) override;
+    void uniform(RandomKey key, double low, double high, Tensor& y) override {
+        cuda::uniform(*this, key, low, high, y);
+    }
+    void normal(RandomKey key, double mean, double std, Tensor& y) override {
+        cuda::normal(*this, key, mean, std, y);
+    }
+    void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) override {
+        cuda::random_integers(*this, key, low, high, y);
+    }
+    void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) override {
+        cuda::dropout(*this, key, part, p, x, y);
+    }
+    void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override {
+        cuda::topk(*this, x, k, largest, values, indices);
+    }
+    void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override {
+        cuda::multinomial(*this, key, weights, replacement, y);
+    }
+    void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override {
+        cuda::adamw(*this, step, tensors);
+    }
+    void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override { cuda::sgd(*this, step, tensors); }
+    void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) override {
+        cuda::sum_of_squares(*this, tensors, sums);
+    }
+    void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) override {
+        cuda::largest_magnitude(*this, tensors, magnitude);
+    }
+    void decide_update(Tensor& control) override { cuda::decide_update(*this, control); }
 
-    // ---- for the kernel families ----
+    // ---- for the kernel families, see cuda/kernel_device.h ----
 
-    /// Where work goes. Also makes the device the current one of this thread, so every method begins with it.
-    cudaStream_t stream();
-    /// Whether this thread's work is being recorded for a replay instead of done: no value can be read on the host then.
+    cudaStream_t stream() override;
     bool is_recording() const override { return is_capturing(); }
-    bool is_capturing() const { return recording_thread_.load() == std::this_thread::get_id(); }
-    /// Two numbers: what a kernel adds to the offset of a key of a generator, and to the update of a key that has one. 0 but
-    /// in a replay, which takes fresh numbers. Device memory; nullptr outside a capture. Throws Error for a key of an
-    /// update that began inside of the capture.
-    const std::uint64_t* random_advance(const RandomKey& key);
-    int index() const { return index_; }
-    int multiprocessors() const { return multiprocessors_; }
-    /// The library handle, bound to nothing (cuBLASLt takes the stream with each call).
-    cublasLtHandle_t cublas();
-    /// The library handle, bound to stream().
-    cudnnHandle_t cudnn();
+    bool is_capturing() const override { return recording_thread_.load() == std::this_thread::get_id(); }
+    const std::uint64_t* random_advance(const RandomKey& key) override;
+    int index() const override { return index_; }
+    int multiprocessors() const override { return multiprocessors_; }
+    unsigned long long* fault_slot(cuda::FaultTeller tell) override;
+    cuda::FaultRanges fault_ranges() override;
 
-    /// Where the kernels of an op report a bad element (an id outside the vocabulary, a divisor of 0): they put the
-    /// smallest position there by atomicMin, and go on with any value in its place. Device memory. When this thread next
-    /// waits for the device, or after a replay of what is being recorded, `tell` throws the Error of the position; it may
-    /// read values then, and returns when what it finds is not bad any more.
-    unsigned long long* fault_slot(cuda::FaultTeller tell);
-    /// All slots that this thread's ops were given and that the host has not looked at (while recording: those of what
-    /// is being recorded).
-    cuda::FaultRanges fault_ranges();
+    // ---- for the families that call a library ----
+
+    /// This thread's library handle, bound to nothing (cuBLASLt takes the stream with each call).
+    cublasLtHandle_t cublas();
+    /// This thread's library handle, bound to stream().
+    cudnnHandle_t cudnn();
 
     struct Resources;
     class Recording;
@@ -158,6 +297,8 @@ private:
     void* allocate_recorded(std::int64_t bytes);
     /// Takes the block when it belongs to recorded work, or when what is being recorded may use it.
     bool release_recorded(void* data) noexcept;
+    /// This thread begins or ends to record work on this device; in between it may use no other.
+    void note_recording(bool begins);
 
     int index_;
     int multiprocessors_ = 0;

@@ -34,21 +34,16 @@ __device__ inline T* dynamic_shared_memory() {
 #endif
 }
 
-/// Shared memory that a block gets without asking; launch() asks for more where it must.
-inline constexpr std::size_t standard_shared_bytes = std::size_t{48} << 10;
-
 /// Starts `kernel` on `grid` x `block` threads in `stream`, after everything that was put into the stream before, and
-/// returns at once. An empty grid does nothing. `shared_bytes` of dynamic shared memory may pass 48 KiB.
+/// returns at once. An empty grid does nothing. `shared_bytes` of dynamic shared memory and the kernel's own (`__shared__`)
+/// may together pass 48 KiB.
 /// Throws Error, under the name of the running op, when the device refuses.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
             cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     const auto* address = reinterpret_cast<const void*>(kernel);
-    if (shared_bytes > standard_shared_bytes)
-        check(cudaFuncSetAttribute(address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(shared_bytes)),
-              "cudaFuncSetAttribute");
+    if (shared_bytes > 0) allow_shared_memory(address, shared_bytes);
 #if POTLUCK_CUDA_EMULATED
     check(emulator::launch(address, OpScope::current(), grid, block, shared_bytes, stream,
                            [=] { kernel(arguments...); }),

@@ -24,7 +24,7 @@ bool gelu_epilogue(Device device = Device::cuda());
 
 /// Lets attention go through cuDNN's fused kernels where they fit: half types, head and value sizes of up to 128 in steps
 /// of 8, no mask, no dropout, and causal only with as many queries as keys. What does not fit goes through our own kernels
-/// as before. Plans are kept by shape, and the first call of each shape takes longer: the library compiles its kernel.
+/// as before; each device says once on stderr when a call takes the one path or the other. Plans are kept by shape, and the first call of each shape takes longer: the library compiles its kernel.
 /// Deterministic, as ours; for that its backward keeps the gradients of all scores (queries x keys for each head, in
 /// halves) in memory while it runs, which ours does not. Unlike ours, the library's kernels do not promise that infinity
 /// and NaN in a key or value stay hidden from the queries that causality keeps from seeing it. Off by default.

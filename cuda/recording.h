@@ -2,6 +2,8 @@
 
 // Internal: what belongs to work that is being recorded, or has been. Part of CudaBackend.
 
+#include <atomic>
+#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -25,7 +27,7 @@ public:
     /// The block may be used again by what is recorded later.
     void reuse(void* data);
     /// Keeps a block that was taken before the recording: what was recorded may read it.
-    void keep(void* data) { blocks_.insert({data, 0}); }
+    void keep(void* data);
     /// Page-locked memory for what the recorded work copies from the host.
     void* host_copy(const void* from, std::size_t bytes);
 
@@ -33,10 +35,11 @@ public:
     unsigned long long* fault_slots() const { return reinterpret_cast<unsigned long long*>(words_ + 2); }
 
     std::int64_t update = -1;  // the RandomUpdateScope around the recording, if there is one
-    bool ended = false;
+    std::atomic<bool> ended = false;
 
 private:
     cudaStream_t pool_stream_;
+    std::mutex mutex_;  // of the lists of blocks: any thread may free a tensor
     std::uint64_t* words_ =
         nullptr;  // how far random numbers advance, then where kernels report bad elements
     std::unordered_map<void*, std::int64_t> blocks_;                 // all, with their sizes

@@ -3,9 +3,12 @@
 // Internal: what one CUDA device keeps open. Part of CudaBackend.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda/convolution_plan.h"
@@ -34,11 +37,22 @@ struct CudaBackend::Resources {
     std::array<Staging, 2> staging;
     std::size_t next_staging = 0;
     std::mutex staging_mutex;
-    cublasLtHandle_t cublas = nullptr;
-    cudnnHandle_t cudnn = nullptr;
+    /// A library's handle serves one thread at a time, so each thread has its own, made at their first use. A thread that
+    /// gets the id of one that has ended takes over its handles.
+    struct LibraryHandles {
+        cublasLtHandle_t cublas = nullptr;
+        cudnnHandle_t cudnn = nullptr;
+    };
+    LibraryHandles& handles_of_this_thread() {
+        const std::lock_guard lock(handles_mutex);
+        return handles[std::this_thread::get_id()];
+    }
+    std::mutex handles_mutex;
+    std::unordered_map<std::thread::id, LibraryHandles> handles;
     cuda::MatmulPlans matmul_plans{1024};
     cuda::ConvolutionPlans convolution_plans{512};
     cuda::FusedAttentionPlans attention_plans{256};
+    std::array<std::atomic<bool>, 3> told_attention_paths{};  // see cuda/attention.cpp
 
     /// Where the kernels of one thread report bad elements, and where the host reads what they reported.
     static constexpr std::size_t fault_block_bytes = cuda::fault_slots * sizeof(unsigned long long);

@@ -1,5 +1,8 @@
 #include "cuda/runtime.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "core/error.h"
@@ -26,6 +29,40 @@ void check(cudaError_t status, const char* call) {
     const std::string reason = reason_of(status);
     cudaGetLastError();  // so that it is not told twice
     throw Error(OpScope::current(), fmt::format("{} failed: {}.", call, reason));
+}
+
+void allow_shared_memory(const void* kernel, std::size_t dynamic_bytes) {
+    constexpr std::size_t without_asking = std::size_t{48} << 10;
+    struct Known {
+        std::size_t static_bytes;
+        std::size_t allowed;  // of dynamic memory
+    };
+    static std::mutex mutex;
+    static std::map<std::pair<int, const void*>, Known> all;  // by device and kernel
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard lock(mutex);
+    auto known = all.find({device, kernel});
+    if (known == all.end()) {
+        cudaFuncAttributes attributes{};
+        check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+        const std::size_t own = attributes.sharedSizeBytes;
+        known = all.insert({{device, kernel}, {own, without_asking - std::min(own, without_asking)}}).first;
+    }
+    auto& [static_bytes, allowed] = known->second;
+    if (dynamic_bytes <= allowed) return;
+    int most = 0;
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "cudaDeviceGetAttribute");
+    if (dynamic_bytes + static_bytes > static_cast<std::size_t>(most))
+        throw Error(
+            OpScope::current(),
+            fmt::format("a block of its kernel needs {} bytes of shared memory, and cuda:{} has {} for one.",
+                        dynamic_bytes + static_bytes, device, most));
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(dynamic_bytes)),
+          "cudaFuncSetAttribute");
+    allowed = dynamic_bytes;
 }
 
 CurrentDevice::CurrentDevice(int index) {

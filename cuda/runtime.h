@@ -14,6 +14,10 @@ namespace potluck::cuda {
 /// Throws Error(the running op) that names the call and the runtime's reason, unless `status` is success.
 void check(cudaError_t status, const char* call);
 
+/// Lets launches of a kernel take so many bytes of dynamic shared memory on the current device. A block has 48 KiB without
+/// asking, its kernel's static variables among them. Throws Error(the running op) when the device has not that much.
+void allow_shared_memory(const void* kernel, std::size_t dynamic_bytes);
+
 /// Makes a device the current one of this thread while it lives.
 class CurrentDevice {
 public:

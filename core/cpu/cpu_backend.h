@@ -8,7 +8,7 @@
 namespace potluck {
 
 /// A CPU device. Each family of kernels stands in its own file beside this one; the contract is core/backend.h.
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
 public:
     /// Threads of its kernels; 0: one per core.
     explicit CpuBackend(int threads = 0) : threads_(threads) {}

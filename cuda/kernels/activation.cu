@@ -6,13 +6,12 @@
 // (3 sizeof(T) bytes). The arithmetic, at most some forty operations an element, hides behind the memory.
 
 #include "core/elementwise_errors.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/computed.h"
 #include "cuda/kernels/element_map.h"
 #include "cuda/kernels/elementary.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 struct Unary {
@@ -95,34 +94,33 @@ bool integers_have(UnaryOp op) {
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
-    if (!is_floating(x.dtype()) && !cuda::integers_have(op)) throw no_integer_version(op, x.dtype());
-    if (cuda::writes_bool(op)) {
-        cuda::visit_device(x.dtype(), [&](auto zero) {
-            cuda::ElementMap<bool, decltype(zero)>::run(stream(), cuda::Test{op}, y, x);
+void unary(KernelDevice& device, UnaryOp op, const Tensor& x, Tensor& y) {
+    if (!is_floating(x.dtype()) && !integers_have(op)) throw no_integer_version(op, x.dtype());
+    if (writes_bool(op)) {
+        visit_device(x.dtype(), [&](auto zero) {
+            ElementMap<bool, decltype(zero)>::run(device.stream(), Test{op}, y, x);
         });
     } else if (op == UnaryOp::sine || op == UnaryOp::cosine) {
-        cuda::visit_device_floating(x.dtype(), [&](auto zero) {
+        visit_device_floating(x.dtype(), [&](auto zero) {
             using T = decltype(zero);
-            cuda::ElementMap<T, T>::run(stream(), cuda::SineOrCosine{op}, y, x);
+            ElementMap<T, T>::run(device.stream(), SineOrCosine{op}, y, x);
         });
     } else {
-        cuda::visit_device(x.dtype(), [&](auto zero) {
+        visit_device(x.dtype(), [&](auto zero) {
             using T = decltype(zero);
-            cuda::ElementMap<T, T>::run(stream(), cuda::Unary{op}, y, x);
+            ElementMap<T, T>::run(device.stream(), Unary{op}, y, x);
         });
     }
 }
 
-void CudaBackend::unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) {
+void unary_backward(KernelDevice& device, UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) {
     if (op != UnaryOp::relu && op != UnaryOp::gelu && op != UnaryOp::gelu_tanh && op != UnaryOp::silu)
         throw no_fused_backward(op);
-    cuda::visit_device_floating(x.dtype(), [&](auto zero) {
+    visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cuda::ElementMap<T, T, T>::run(stream(), cuda::UnaryBackward{op}, dx, x, dy);
+        ElementMap<T, T, T>::run(device.stream(), UnaryBackward{op}, dx, x, dy);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -1,9 +1,9 @@
 #pragma once
 
 // Internal: attention by our own kernels, for cuda/attention.cpp. The operands are those of Backend::attention and
-// attention_backward; random_advance is that of CudaBackend.
+// attention_backward; random_advance is that of KernelDevice.
 
-#include "core/backend.h"
+#include "core/kernel_specs.h"
 #include "cuda/runtime.h"
 
 namespace potluck::cuda {

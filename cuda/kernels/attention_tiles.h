@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/backend.h"
 #include "core/cpu/dropout_rule.h"
+#include "core/kernel_specs.h"
 #include "cuda/kernels/numbers.h"
 #include "cuda/kernels/random_words.h"
 #include "cuda/launch.h"

@@ -12,10 +12,8 @@
 
 #include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/numbers.h"
-#include "cuda/resources.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr int block_threads = 256;
@@ -321,16 +319,13 @@ void with_packs(std::int64_t count, std::int64_t positions, std::initializer_lis
 }
 
 }  // namespace
-}  // namespace cuda
 
-using namespace cuda;
-
-void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, Tensor& mean, Tensor& variance,
-                                        Tensor& rstd) {
-    const cudaStream_t queue = stream();
+void batch_norm_statistics(KernelDevice& device, const Tensor& given_x, double epsilon, Tensor& mean,
+                           Tensor& variance, Tensor& rstd) {
+    const cudaStream_t queue = device.stream();
     if (mean.count() == 0) return;
-    const Tensor x = contiguous(*this, given_x);
-    const Spread s = spread_over(x, multiprocessors());
+    const Tensor x = contiguous(device, given_x);
+    const Spread s = spread_over(x, device.multiprocessors());
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using S = compute_type<T>;
@@ -344,11 +339,11 @@ void CudaBackend::batch_norm_statistics(const Tensor& given_x, double epsilon, T
     });
 }
 
-void CudaBackend::batch_norm(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                             const Tensor& mean, const Tensor& rstd, Tensor& y) {
-    const cudaStream_t queue = stream();
-    const Tensor x = contiguous(*this, given_x), center = contiguous(*this, mean),
-                 reciprocal = contiguous(*this, rstd);
+void batch_norm(KernelDevice& device, const Tensor& given_x, const Tensor& weight_or_none,
+                const Tensor& bias_or_none, const Tensor& mean, const Tensor& rstd, Tensor& y) {
+    const cudaStream_t queue = device.stream();
+    const Tensor x = contiguous(device, given_x), center = contiguous(device, mean),
+                 reciprocal = contiguous(device, rstd);
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using S = compute_type<T>;
@@ -362,14 +357,15 @@ void CudaBackend::batch_norm(const Tensor& given_x, const Tensor& weight_or_none
     });
 }
 
-void CudaBackend::batch_norm_backward(const Tensor& given_x, const Tensor& weight_or_none, const Tensor& mean,
-                                      const Tensor& rstd, const Tensor& given_dy, bool batch_statistics,
-                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    const cudaStream_t queue = stream();
-    const Tensor x = contiguous(*this, given_x), dy = contiguous(*this, given_dy),
-                 center = contiguous(*this, mean), reciprocal = contiguous(*this, rstd);
+void batch_norm_backward(KernelDevice& device, const Tensor& given_x, const Tensor& weight_or_none,
+                         const Tensor& mean, const Tensor& rstd, const Tensor& given_dy,
+                         bool batch_statistics, Tensor& dx_or_none, Tensor& dweight_or_none,
+                         Tensor& dbias_or_none) {
+    const cudaStream_t queue = device.stream();
+    const Tensor x = contiguous(device, given_x), dy = contiguous(device, given_dy),
+                 center = contiguous(device, mean), reciprocal = contiguous(device, rstd);
     if (x.size(1) == 0) return;
-    const Spread s = spread_over(x, multiprocessors());
+    const Spread s = spread_over(x, device.multiprocessors());
     const bool wants_dx = dx_or_none.defined() && x.count() > 0;
     const bool wants_sums = dweight_or_none.defined() || dbias_or_none.defined() || batch_statistics;
     const Tensor partial = wants_sums ? states<Slopes>(s, x) : Tensor();
@@ -400,4 +396,4 @@ void CudaBackend::batch_norm_backward(const Tensor& given_x, const Tensor& weigh
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -2,7 +2,7 @@
 
 // Internal: convolutions that no library computes become matrix products, by laying the windows of an image side by side.
 
-#include "core/backend.h"
+#include "core/kernel_specs.h"
 #include "cuda/runtime.h"
 
 namespace potluck::cuda {

@@ -14,12 +14,11 @@
 
 #include "core/cpu/convert.h"
 #include "core/format.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/convert.h"
 #include "cuda/kernels/element_map.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 // Floor: sizeof(From) + sizeof(To) bytes an element.
@@ -196,20 +195,19 @@ void copy_ordered(cudaStream_t stream, const Tensor& from, Tensor& to) {
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::copy(const Tensor& from, Tensor& to) {
+void copy(KernelDevice& device, const Tensor& from, Tensor& to) {
     if (from.shape() != to.shape())
         throw Error("copy",
                     fmt::format("shapes differ: {} into {}.", pretty(from.shape()), pretty(to.shape())));
     if (to.count() == 0) return;
     Tensor source = from;
     Tensor target = to;
-    cuda::put_in_memory_order(source, target);
-    cuda::copy_ordered(stream(), source, target);
+    put_in_memory_order(source, target);
+    copy_ordered(device.stream(), source, target);
 }
 
-void CudaBackend::fill(Tensor& to, const Scalar& value) {
+void fill(KernelDevice& device, Tensor& to, const Scalar& value) {
     // One element of the target's dtype; its bytes are repeated.
     std::uint64_t element = 0;
     if (value.is_floating()) {
@@ -219,11 +217,11 @@ void CudaBackend::fill(Tensor& to, const Scalar& value) {
         const std::int64_t number = value.to_int64();
         cpu::convert(&number, DType::i64, 1, &element, to.dtype(), 1, 1);
     }
-    cuda::visit_word(to.dtype(), [&](auto zero) {
+    visit_word(to.dtype(), [&](auto zero) {
         using Word = decltype(zero);
         // Little endian, as every machine with a CUDA device is.
-        cuda::ElementMap<Word>::run(stream(), cuda::Fill<Word>{static_cast<Word>(element)}, to);
+        ElementMap<Word>::run(device.stream(), Fill<Word>{static_cast<Word>(element)}, to);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

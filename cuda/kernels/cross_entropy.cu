@@ -9,8 +9,7 @@
 #include "core/kernel_errors.h"
 #include "cuda/kernels/rows.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 /// A vector of any stride: one number a row.
@@ -115,15 +114,12 @@ __global__ void __launch_bounds__(most_row_threads)
 }
 
 }  // namespace
-}  // namespace cuda
 
-using namespace cuda;
-
-void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
-                                Tensor& losses, Tensor& logsumexp) {
+void cross_entropy(KernelDevice& device, const Tensor& logits, const Tensor& labels,
+                   const CrossEntropySpec& options, Tensor& losses, Tensor& logsumexp) {
     if (losses.count() == 0) return;
-    const cudaStream_t on = stream();
-    const DenseRows rows = dense_rows(*this, logits);
+    const cudaStream_t on = device.stream();
+    const DenseRows rows = dense_rows(device, logits);
     const dim3 block = row_block(rows.width);
     FaultTeller tell = [labels, classes = rows.width, ignored = options.ignore_index](std::int64_t row) {
         const Tensor label = labels.alias({}, {}, labels.offset() + row * labels.strides()[0]);
@@ -136,16 +132,17 @@ void CudaBackend::cross_entropy(const Tensor& logits, const Tensor& labels, cons
         using Computed = compute_type<T>;
         launch(cross_entropy_kernel<T>, blocks_for(rows.count, block.y), block, 0, on,
                elements_of<T>(rows.tensor), rows.stride, targets_of(logits, labels, options),
-               elements_of<Computed>(losses), elements_of<Computed>(logsumexp), fault_slot(std::move(tell)));
+               elements_of<Computed>(losses), elements_of<Computed>(logsumexp),
+               device.fault_slot(std::move(tell)));
     });
 }
 
-void CudaBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
-                                         const Tensor& dlosses, const CrossEntropySpec& options,
-                                         Tensor& dlogits) {
+void cross_entropy_backward(KernelDevice& device, const Tensor& logits, const Tensor& labels,
+                            const Tensor& logsumexp, const Tensor& dlosses, const CrossEntropySpec& options,
+                            Tensor& dlogits) {
     if (dlogits.count() == 0) return;
-    const cudaStream_t on = stream();
-    const DenseRows rows = dense_rows(*this, logits);
+    const cudaStream_t on = device.stream();
+    const DenseRows rows = dense_rows(device, logits);
     const dim3 block = row_block(rows.width);
     visit_device_floating(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -157,4 +154,4 @@ void CudaBackend::cross_entropy_backward(const Tensor& logits, const Tensor& lab
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -4,12 +4,11 @@
 // Floor: 2 sizeof(T) bytes an element; 5 products of 32 x 32 bits an element.
 
 #include "core/cpu/dropout_rule.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/element_map.h"
 #include "cuda/kernels/random_words.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 template <class Computed>
@@ -45,22 +44,22 @@ bool has_whole_packs(const NumberedRuns& numbers) {
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) {
+void dropout(KernelDevice& device, RandomKey key, const RandomPart& part, double p, const Tensor& x,
+             Tensor& y) {
     const std::uint64_t threshold = cpu::dropout_threshold(p);
-    if (threshold >> 32 != 0) return fill(y, 0);  // p = 1
+    if (threshold >> 32 != 0) return device.fill(y, 0);  // p = 1
     const NumberedRuns numbers = numbered_runs(y.shape(), part);
-    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+    visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        using Computed = cuda::compute_type<T>;
-        const cuda::Dropout<Computed> body{{key, random_advance(key)},
-                                           numbers,
-                                           cuda::has_whole_packs(numbers),
-                                           static_cast<std::uint32_t>(threshold),
-                                           static_cast<Computed>(1.0 / (1.0 - p))};
-        cuda::ElementMap<T, T>::run(stream(), body, y, x);
+        using Computed = compute_type<T>;
+        const Dropout<Computed> body{{key, device.random_advance(key)},
+                                     numbers,
+                                     has_whole_packs(numbers),
+                                     static_cast<std::uint32_t>(threshold),
+                                     static_cast<Computed>(1.0 / (1.0 - p))};
+        ElementMap<T, T>::run(device.stream(), body, y, x);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

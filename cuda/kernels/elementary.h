@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend.h"
 #include "core/cpu/vector_math.h"
+#include "core/kernel_specs.h"
 #include "cuda/launch.h"
 
 namespace potluck::cuda {

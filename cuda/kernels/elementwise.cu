@@ -7,14 +7,13 @@
 // input and writes y once, however many steps it has. One to twenty operations an element and step.
 
 #include "core/elementwise_errors.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/computed.h"
 #include "cuda/kernels/convert.h"
 #include "cuda/kernels/element_map.h"
 #include "cuda/kernels/elementary.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 struct Binary {
@@ -136,88 +135,87 @@ std::int64_t integer_at(const Tensor& x, std::int64_t position) {
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+void binary(KernelDevice& device, BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
     const bool divides = op == BinaryOp::divide || op == BinaryOp::remainder;
     if (!is_floating(y.dtype()) && (divides || op == BinaryOp::power) && y.count() > 0) {
         // Integers have no quotient by zero and no power with a negative exponent.
-        cuda::FaultTeller tell = [op, divides, b](std::int64_t position) {
-            const std::int64_t value = cuda::integer_at(b, position);
+        FaultTeller tell = [op, divides, b](std::int64_t position) {
+            const std::int64_t value = integer_at(b, position);
             if (divides ? value == 0 : value < 0) throw bad_integer_operand(op, position, value);
         };
-        const cuda::Layout<1> layout = cuda::layout_of<1>({&b});
-        cuda::visit_device(b.dtype(), [&](auto zero) {
+        const Layout<1> layout = layout_of<1>({&b});
+        visit_device(b.dtype(), [&](auto zero) {
             using T = decltype(zero);
             if constexpr (std::is_integral_v<T>)
-                cuda::launch(layout.fits<std::uint32_t>() ? cuda::check_operand_kernel<std::uint32_t, T>
-                                                          : cuda::check_operand_kernel<std::uint64_t, T>,
-                             dim3(cuda::blocks_for(layout.count, 256)), dim3(256), 0, stream(), layout,
-                             divides, static_cast<const T*>(cuda::elements_of<T>(b)),
-                             fault_slot(std::move(tell)));
+                launch(layout.fits<std::uint32_t>() ? check_operand_kernel<std::uint32_t, T>
+                                                    : check_operand_kernel<std::uint64_t, T>,
+                       dim3(blocks_for(layout.count, 256)), dim3(256), 0, device.stream(), layout, divides,
+                       static_cast<const T*>(elements_of<T>(b)), device.fault_slot(std::move(tell)));
         });
     }
-    cuda::visit_device(y.dtype(), [&](auto zero) {
+    visit_device(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cuda::ElementMap<T, T, T>::run(stream(), cuda::Binary{op}, y, a, b);
+        ElementMap<T, T, T>::run(device.stream(), Binary{op}, y, a, b);
     });
 }
 
-void CudaBackend::compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
-    cuda::visit_device(a.dtype(), [&](auto zero) {
+void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+    visit_device(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cuda::ElementMap<bool, T, T>::run(stream(), cuda::Compare{op}, y, a, b);
+        ElementMap<bool, T, T>::run(device.stream(), Compare{op}, y, a, b);
     });
 }
 
-void CudaBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
-    cuda::visit_word(y.dtype(), [&](auto zero) {
+void where(KernelDevice& device, const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
+    visit_word(y.dtype(), [&](auto zero) {
         using Word = decltype(zero);
-        cuda::ElementMap<Word, bool, Word, Word>::run(stream(), cuda::Where{}, y, condition, a, b);
+        ElementMap<Word, bool, Word, Word>::run(device.stream(), Where{}, y, condition, a, b);
     });
 }
 
-void CudaBackend::chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
-    cuda::Chain body{static_cast<int>(steps.size()), {}};
+void chain(KernelDevice& device, std::span<const Tensor> inputs, std::span<const ChainStep> steps,
+           Tensor& y) {
+    Chain body{static_cast<int>(steps.size()), {}};
     std::copy(steps.begin(), steps.end(), body.steps.begin());
-    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+    visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         if (inputs.size() == 3)
-            cuda::ElementMap<T, T, T, T>::run(stream(), body, y, inputs[0], inputs[1], inputs[2]);
+            ElementMap<T, T, T, T>::run(device.stream(), body, y, inputs[0], inputs[1], inputs[2]);
         else
-            cuda::ElementMap<T, T, T>::run(stream(), body, y, inputs[0], inputs[inputs.size() - 1]);
+            ElementMap<T, T, T>::run(device.stream(), body, y, inputs[0], inputs[inputs.size() - 1]);
     });
 }
 
-void CudaBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
+void add_scaled(KernelDevice& device, const Tensor& x, double scale, Tensor& y) {
     const auto converted = [&](DType dtype) {
         if (x.dtype() == dtype) return x;
         Tensor copy_of_x = Tensor::empty(x.shape(), {dtype, x.device()});
-        copy(x, copy_of_x);
+        device.copy(x, copy_of_x);
         return copy_of_x;
     };
     if (!is_floating(y.dtype())) {
         const std::int64_t factor = Scalar(scale).to_int64();
         if (static_cast<double>(factor) != scale) throw no_integer_scale(scale, y.dtype());
         const Tensor whole = converted(DType::i64);
-        cuda::visit_device(y.dtype(), [&](auto zero) {
+        visit_device(y.dtype(), [&](auto zero) {
             using T = decltype(zero);
             if constexpr (std::is_integral_v<T>)
-                cuda::ElementMap<T, T, std::int64_t>::run(stream(), cuda::AddScaled<std::int64_t>{factor}, y,
-                                                          y, whole);
+                ElementMap<T, T, std::int64_t>::run(device.stream(), AddScaled<std::int64_t>{factor}, y, y,
+                                                    whole);
         });
         return;
     }
     const Tensor terms =
         is_floating(x.dtype()) ? x : converted(y.dtype() == DType::f64 ? DType::f64 : DType::f32);
-    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+    visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        using Computed = cuda::compute_type<T>;
-        cuda::visit_device_floating(terms.dtype(), [&](auto other) {
-            cuda::ElementMap<T, T, decltype(other)>::run(
-                stream(), cuda::AddScaled<Computed>{static_cast<Computed>(scale)}, y, y, terms);
+        using Computed = compute_type<T>;
+        visit_device_floating(terms.dtype(), [&](auto other) {
+            ElementMap<T, T, decltype(other)>::run(
+                device.stream(), AddScaled<Computed>{static_cast<Computed>(scale)}, y, y, terms);
         });
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

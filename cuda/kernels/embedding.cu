@@ -10,16 +10,14 @@
 
 #include "core/format.h"
 #include "core/kernel_errors.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/index_check.h"
 #include "cuda/kernels/numbers.h"
 #include "cuda/kernels/radix_sort.h"
 #include "cuda/kernels/table_offset.h"
 
-namespace potluck {
-
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 /// Threads along a row of `width` units, and as many rows as fill a block of 256.
@@ -61,7 +59,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class Unit>
-void embedding(CudaBackend& backend, const Tensor& weight, const Tensor& ids, Tensor& y) {
+void embedding(KernelDevice& backend, const Tensor& weight, const Tensor& ids, Tensor& y) {
     const std::int64_t count = ids.count();
     const std::int64_t element = size_of(weight.dtype());
     const auto unit = static_cast<std::int64_t>(sizeof(Unit));
@@ -121,63 +119,62 @@ __global__ void __launch_bounds__(256)
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
+void embedding(KernelDevice& device, const Tensor& weight, const Tensor& ids, Tensor& y) {
     if (ids.count() == 0) return;
-    const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
-    if (cuda::moves_in_packs(weight, y)) {
-        cuda::embedding<uint4>(*this, weight, indices, y);
+    const Tensor indices = contiguous(device, ids, DType::i64);
+    if (moves_in_packs(weight, y)) {
+        embedding<uint4>(device, weight, indices, y);
     } else {
         switch (size_of(weight.dtype())) {
             case 1:
-                cuda::embedding<std::uint8_t>(*this, weight, indices, y);
+                embedding<std::uint8_t>(device, weight, indices, y);
                 break;
             case 2:
-                cuda::embedding<std::uint16_t>(*this, weight, indices, y);
+                embedding<std::uint16_t>(device, weight, indices, y);
                 break;
             case 4:
-                cuda::embedding<std::uint32_t>(*this, weight, indices, y);
+                embedding<std::uint32_t>(device, weight, indices, y);
                 break;
             default:
-                cuda::embedding<std::uint64_t>(*this, weight, indices, y);
+                embedding<std::uint64_t>(device, weight, indices, y);
         }
     }
 }
 
-void CudaBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
+void embedding_backward(KernelDevice& device, const Tensor& ids, const Tensor& dy, Tensor& dweight) {
     const std::int64_t count = ids.count();
     const std::int64_t rows = dweight.size(0);
     const std::int64_t width = dweight.size(1);
     if (count == 0) return;
-    const cudaStream_t queue = stream();
-    const Tensor indices = cuda::contiguous(*this, ids, DType::i64);
+    const cudaStream_t queue = device.stream();
+    const Tensor indices = contiguous(device, ids, DType::i64);
     const bool widens =
         (dy.dtype() == DType::f16 || dy.dtype() == DType::bf16) && dweight.dtype() == DType::f32;
     const Tensor gradients =
-        widens || dy.dtype() == dweight.dtype() ? dy : cuda::contiguous(*this, dy, dweight.dtype());
+        widens || dy.dtype() == dweight.dtype() ? dy : contiguous(device, dy, dweight.dtype());
     // Ids are keys as they stand: a bad one is `rows`, which the kernel leaves out.
-    const Tensor checked = cuda::checked_indices(*this, indices, rows, cuda::teller(indices, rows));
+    const Tensor checked = checked_indices(device, indices, rows, teller(indices, rows));
     if (width == 0) return;
-    const cuda::SortedRows sorted = cuda::sort_rows<std::uint64_t>(
-        checked.alias({1, count}, {count, 1}, checked.offset()),
-        static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows))), queue);
-    const dim3 block = cuda::row_shape(width);
-    const dim3 grid(cuda::blocks_for(count, block.y), cuda::blocks_for(width, block.x, 65535));
-    cuda::visit_device_floating(gradients.dtype(), [&](auto zero) {
+    const SortedRows sorted =
+        sort_rows<std::uint64_t>(checked.alias({1, count}, {count, 1}, checked.offset()),
+                                 static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows))), queue);
+    const dim3 block = row_shape(width);
+    const dim3 grid(blocks_for(count, block.y), blocks_for(width, block.x, 65535));
+    visit_device_floating(gradients.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const auto add_to = [&](auto* sums) {
-            cuda::launch(&cuda::embedding_backward_kernel<T, std::remove_pointer_t<decltype(sums)>>, grid,
-                         block, 0, queue, cuda::elements_of<std::uint64_t>(sorted.keys),
-                         cuda::elements_of<std::int64_t>(sorted.positions), count, rows,
-                         cuda::elements_of<T>(dy), cuda::TableStrides{dy.strides()[0], dy.strides()[1]},
-                         width, sums, cuda::TableStrides{dweight.strides()[0], dweight.strides()[1]});
+            launch(&embedding_backward_kernel<T, std::remove_pointer_t<decltype(sums)>>, grid, block, 0,
+                   queue, elements_of<std::uint64_t>(sorted.keys),
+                   elements_of<std::int64_t>(sorted.positions), count, rows, elements_of<T>(gradients),
+                   TableStrides{gradients.strides()[0], gradients.strides()[1]}, width, sums,
+                   TableStrides{dweight.strides()[0], dweight.strides()[1]});
         };
-        if constexpr (cuda::is_half<T>) {
-            if (dweight.dtype() == DType::f32) return add_to(cuda::elements_of<float>(dweight));
+        if constexpr (is_half<T>) {
+            if (dweight.dtype() == DType::f32) return add_to(elements_of<float>(dweight));
         }
-        add_to(cuda::elements_of<T>(dweight));
+        add_to(elements_of<T>(dweight));
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

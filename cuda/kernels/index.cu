@@ -11,16 +11,14 @@
 #include <type_traits>
 
 #include "core/kernel_errors.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/index_check.h"
 #include "cuda/kernels/layout.h"
 #include "cuda/kernels/numbers.h"
 #include "cuda/kernels/radix_sort.h"
 
-namespace potluck {
-
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -196,85 +194,84 @@ __global__ void __launch_bounds__(threads)
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
+void gather(KernelDevice& device, const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     check_index_shape("gather", x, axis, index);
     if (index.count() == 0) return;
-    if (x.size(axis) == 0) cuda::tell("gather", index, 0, x.shape(), axis);
-    const cudaStream_t queue = stream();
-    const Tensor lines = cuda::lines_of(x, axis, index.shape());
-    const cuda::Layout<2> layout = cuda::layout_of<2>({&lines, &index});
-    cuda::visit_bits(x.dtype(), [&](auto bits) {
+    if (x.size(axis) == 0) tell("gather", index, 0, x.shape(), axis);
+    const cudaStream_t queue = device.stream();
+    const Tensor lines = lines_of(x, axis, index.shape());
+    const Layout<2> layout = layout_of<2>({&lines, &index});
+    visit_bits(x.dtype(), [&](auto bits) {
         using Bits = decltype(bits);
-        cuda::visit_index(layout, [&](auto zero) {
-            cuda::launch(&cuda::gather_kernel<Bits, decltype(zero)>,
-                         cuda::blocks_for(layout.count, cuda::threads, 32 * multiprocessors()), cuda::threads,
-                         0, queue, layout, static_cast<const Bits*>(x.raw_data()),
-                         x.strides()[static_cast<std::size_t>(axis)], x.size(axis),
-                         cuda::elements_of<std::int64_t>(index), static_cast<Bits*>(y.raw_data()),
-                         fault_slot(cuda::teller("gather", index, x, axis)));
+        visit_index(layout, [&](auto zero) {
+            launch(&gather_kernel<Bits, decltype(zero)>,
+                   blocks_for(layout.count, threads, 32 * device.multiprocessors()), threads, 0, queue,
+                   layout, static_cast<const Bits*>(x.raw_data()),
+                   x.strides()[static_cast<std::size_t>(axis)], x.size(axis),
+                   elements_of<std::int64_t>(index), static_cast<Bits*>(y.raw_data()),
+                   device.fault_slot(teller("gather", index, x, axis)));
         });
     });
 }
 
-void CudaBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
+void scatter_add(KernelDevice& device, std::int64_t axis, const Tensor& index, const Tensor& source,
+                 Tensor& y) {
     check_index_shape("scatter_add", y, axis, index);
     if (index.count() == 0) return;
-    const cudaStream_t queue = stream();
+    const cudaStream_t queue = device.stream();
     const std::int64_t count = index.count();
     const std::int64_t length = index.size(axis);
-    const bool sorts = length > cuda::short_line;
-    const unsigned blocks = cuda::blocks_for(count, cuda::threads, 32 * multiprocessors());
+    const bool sorts = length > short_line;
+    const unsigned blocks = blocks_for(count, threads, 32 * device.multiprocessors());
     // Indices are keys as they stand: a bad one is the size of the axis, which the kernels leave out.
-    const Tensor checked = cuda::checked_indices(*this, cuda::contiguous(*this, index), y.size(axis),
-                                                 cuda::teller("scatter_add", index, y, axis));
-    const Tensor chosen = cuda::contiguous(*this, cuda::axis_last(checked, axis));
-    const Tensor terms = cuda::axis_last(
-        source.dtype() == y.dtype() ? source : cuda::contiguous(*this, source, y.dtype()), axis);
-    const Tensor lines = cuda::axis_last(cuda::lines_of(y, axis, index.shape()), axis);
-    const cuda::Layout<2> layout = cuda::layout_of<2>({&terms, &lines});
-    cuda::SortedRows sorted;
+    const Tensor checked = checked_indices(device, contiguous(device, index), y.size(axis),
+                                           teller("scatter_add", index, y, axis));
+    const Tensor chosen = contiguous(device, axis_last(checked, axis));
+    const Tensor terms =
+        axis_last(source.dtype() == y.dtype() ? source : contiguous(device, source, y.dtype()), axis);
+    const Tensor lines = axis_last(lines_of(y, axis, index.shape()), axis);
+    const Layout<2> layout = layout_of<2>({&terms, &lines});
+    SortedRows sorted;
     if (sorts) {
         const auto largest = static_cast<std::uint64_t>(y.size(axis));
-        sorted = cuda::sort_rows<std::uint64_t>(
-            chosen.alias({count / length, length}, {length, 1}, chosen.offset()),
-            static_cast<int>(std::bit_width(largest)), queue);
+        sorted =
+            sort_rows<std::uint64_t>(chosen.alias({count / length, length}, {length, 1}, chosen.offset()),
+                                     static_cast<int>(std::bit_width(largest)), queue);
     }
-    cuda::visit_device(y.dtype(), [&](auto element) {
+    visit_device(y.dtype(), [&](auto element) {
         using T = decltype(element);
-        const cuda::Scattered<T> all{layout,
-                                     length,
-                                     y.strides()[static_cast<std::size_t>(axis)],
-                                     y.size(axis),
-                                     cuda::elements_of<T>(terms),
-                                     cuda::elements_of<T>(y)};
-        cuda::visit_index(layout, [&](auto zero) {
+        const Scattered<T> all{layout,
+                               length,
+                               y.strides()[static_cast<std::size_t>(axis)],
+                               y.size(axis),
+                               elements_of<T>(terms),
+                               elements_of<T>(y)};
+        visit_index(layout, [&](auto zero) {
             using Index = decltype(zero);
             if (sorts)
-                cuda::launch(&cuda::scatter_sorted_kernel<T, Index>, blocks, cuda::threads, 0, queue, all,
-                             cuda::elements_of<std::uint64_t>(sorted.keys),
-                             cuda::elements_of<std::int64_t>(sorted.positions));
+                launch(&scatter_sorted_kernel<T, Index>, blocks, threads, 0, queue, all,
+                       elements_of<std::uint64_t>(sorted.keys), elements_of<std::int64_t>(sorted.positions));
             else
-                cuda::launch(&cuda::scatter_short_kernel<T, Index>, blocks, cuda::threads, 0, queue, all,
-                             cuda::elements_of<std::int64_t>(chosen));
+                launch(&scatter_short_kernel<T, Index>, blocks, threads, 0, queue, all,
+                       elements_of<std::int64_t>(chosen));
         });
     });
 }
 
-void CudaBackend::tril(const Tensor& x, std::int64_t diagonal, Tensor& y) {
+void tril(KernelDevice& device, const Tensor& x, std::int64_t diagonal, Tensor& y) {
     if (x.count() == 0) return;
-    const cudaStream_t queue = stream();
-    const cuda::Layout<1> layout = cuda::layout_of<1>({&x});
-    cuda::visit_bits(x.dtype(), [&](auto bits) {
+    const cudaStream_t queue = device.stream();
+    const Layout<1> layout = layout_of<1>({&x});
+    visit_bits(x.dtype(), [&](auto bits) {
         using Bits = decltype(bits);
-        cuda::visit_index(layout, [&](auto zero) {
-            cuda::launch(&cuda::tril_kernel<Bits, decltype(zero)>,
-                         cuda::blocks_for(layout.count, cuda::threads, 32 * multiprocessors()), cuda::threads,
-                         0, queue, layout, static_cast<const Bits*>(x.raw_data()), x.size(-2), x.size(-1),
-                         diagonal, static_cast<Bits*>(y.raw_data()));
+        visit_index(layout, [&](auto zero) {
+            launch(&tril_kernel<Bits, decltype(zero)>,
+                   blocks_for(layout.count, threads, 32 * device.multiprocessors()), threads, 0, queue,
+                   layout, static_cast<const Bits*>(x.raw_data()), x.size(-2), x.size(-1), diagonal,
+                   static_cast<Bits*>(y.raw_data()));
         });
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

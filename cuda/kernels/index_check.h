@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/numbers.h"
 
 namespace potluck::cuda {
@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(256)
 }
 
 /// The indices (contiguous i64), with `size` for those outside [0, size), which are told later by `tell`.
-inline Tensor checked_indices(CudaBackend& backend, const Tensor& indices, std::int64_t size,
+inline Tensor checked_indices(KernelDevice& backend, const Tensor& indices, std::int64_t size,
                               FaultTeller tell) {
     const Tensor checked = Tensor::empty(indices.shape(), {DType::i64, indices.device()});
     launch(&check_indices_kernel, blocks_for(indices.count(), 256, 8 * backend.multiprocessors()), 256, 0,

@@ -10,8 +10,7 @@
 
 #include "cuda/kernels/rows.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 /// Blocks that a multiprocessor must be able to hold: with two the compiler has 64 registers a thread, and spills none.
@@ -268,7 +267,7 @@ compute_type<T>* statistics_of(const Tensor* x) {
 }
 
 /// Both norms; `mean` is nullptr for rms_norm.
-void forward(CudaBackend& backend, const Tensor& x, const Tensor& residual_or_none,
+void forward(KernelDevice& backend, const Tensor& x, const Tensor& residual_or_none,
              const Tensor& weight_or_none, const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none,
              Tensor& y, Tensor* mean, Tensor& reciprocal) {
     if (x.size(0) == 0) return;
@@ -300,7 +299,7 @@ void forward(CudaBackend& backend, const Tensor& x, const Tensor& residual_or_no
     });
 }
 
-void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_none, const Tensor* mean,
+void backward(KernelDevice& backend, const Tensor& x, const Tensor& weight_or_none, const Tensor* mean,
               const Tensor& reciprocal, const Tensor& dy, bool accumulate, Tensor& dx, Tensor& dweight,
               Tensor& dbias) {
     const cudaStream_t on = backend.stream();
@@ -343,33 +342,30 @@ void backward(CudaBackend& backend, const Tensor& x, const Tensor& weight_or_non
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                             const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
-                             Tensor& mean, Tensor& rstd) {
-    cuda::forward(*this, x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean,
-                  rstd);
+void layer_norm(KernelDevice& device, const Tensor& x, const Tensor& residual_or_none,
+                const Tensor& weight_or_none, const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none,
+                Tensor& y, Tensor& mean, Tensor& rstd) {
+    forward(device, x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean, rstd);
 }
 
-void CudaBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                      const Tensor& rstd, const Tensor& dy, bool accumulate,
-                                      Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    cuda::backward(*this, x, weight_or_none, &mean, rstd, dy, accumulate, dx_or_none, dweight_or_none,
-                   dbias_or_none);
+void layer_norm_backward(KernelDevice& device, const Tensor& x, const Tensor& weight_or_none,
+                         const Tensor& mean, const Tensor& rstd, const Tensor& dy, bool accumulate,
+                         Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
+    backward(device, x, weight_or_none, &mean, rstd, dy, accumulate, dx_or_none, dweight_or_none,
+             dbias_or_none);
 }
 
-void CudaBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                           double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
-    cuda::forward(*this, x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, rrms);
+void rms_norm(KernelDevice& device, const Tensor& x, const Tensor& residual_or_none,
+              const Tensor& weight_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
+    forward(device, x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, rrms);
 }
 
-void CudaBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
-                                    const Tensor& dy, bool accumulate, Tensor& dx_or_none,
-                                    Tensor& dweight_or_none) {
+void rms_norm_backward(KernelDevice& device, const Tensor& x, const Tensor& weight_or_none,
+                       const Tensor& rrms, const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                       Tensor& dweight_or_none) {
     Tensor no_bias;
-    cuda::backward(*this, x, weight_or_none, nullptr, rrms, dy, accumulate, dx_or_none, dweight_or_none,
-                   no_bias);
+    backward(device, x, weight_or_none, nullptr, rrms, dy, accumulate, dx_or_none, dweight_or_none, no_bias);
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -13,14 +13,12 @@
 #include "core/error.h"
 #include "core/stochastic_rounding.h"
 #include "core/update_rule.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/any_element.h"
 #include "cuda/kernels/block_reduce.h"
 #include "cuda/kernels/random_words.h"
 
-namespace potluck {
-
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -85,7 +83,7 @@ __device__ void for_each_pack(const Chunk& chunk_, Body body) {
 /// How a kernel rounds bf16 parameters: stochastically, with keys that a replay moves on, or to nearest.
 struct Rounding {
     bool stochastic;
-    const std::uint64_t* advance;  // of recorded work, see CudaBackend::random_advance()
+    const std::uint64_t* advance;  // of recorded work, see KernelDevice::random_advance()
 };
 
 /// The random numbers of elements [first, first + N), wherever a block of four begins.
@@ -446,7 +444,7 @@ void start(void (*kernel)(Table, Rule), const std::vector<Entry>& entries, const
 }
 
 template <class Measure>
-void measure(CudaBackend& backend, std::span<const Tensor> tensors, Tensor& total) {
+void measure(KernelDevice& backend, std::span<const Tensor> tensors, Tensor& total) {
     using Result = typename Measure::Result;
     const cudaStream_t stream = backend.stream();
     std::vector<Tensor> copies;  // of those that are not contiguous
@@ -476,39 +474,37 @@ void measure(CudaBackend& backend, std::span<const Tensor> tensors, Tensor& tota
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) {
-    cuda::Entries entries;
+void adamw(KernelDevice& device, const AdamWSpec& step, std::span<AdamWTensors> tensors) {
+    Entries entries;
     for (const AdamWTensors& one : tensors)
-        entries.add(cuda::entry_of(one.parameter, one.gradient, one.first_moment, one.second_moment,
-                                   one.rounded_or_none, one.rounding_key, one.rounding_first));
-    const cuda::AdamWRule rule = cuda::rule_of(step, random_advance({}));
-    cuda::start(&cuda::adamw_kernel<float>, entries.in_float, rule, stream());
-    cuda::start(&cuda::adamw_kernel<double>, entries.in_double, rule, stream());
+        entries.add(entry_of(one.parameter, one.gradient, one.first_moment, one.second_moment,
+                             one.rounded_or_none, one.rounding_key, one.rounding_first));
+    const AdamWRule rule = rule_of(step, device.random_advance({}));
+    start(&adamw_kernel<float>, entries.in_float, rule, device.stream());
+    start(&adamw_kernel<double>, entries.in_double, rule, device.stream());
 }
 
-void CudaBackend::sgd(const SgdSpec& step, std::span<SgdTensors> tensors) {
-    cuda::Entries entries;
+void sgd(KernelDevice& device, const SgdSpec& step, std::span<SgdTensors> tensors) {
+    Entries entries;
     for (const SgdTensors& one : tensors)
-        entries.add(cuda::entry_of(one.parameter, one.gradient, one.momentum_or_none, {}, one.rounded_or_none,
-                                   one.rounding_key, one.rounding_first));
-    const cuda::SgdRule rule = cuda::rule_of(step, random_advance({}));
-    cuda::start(&cuda::sgd_kernel<float>, entries.in_float, rule, stream());
-    cuda::start(&cuda::sgd_kernel<double>, entries.in_double, rule, stream());
+        entries.add(entry_of(one.parameter, one.gradient, one.momentum_or_none, {}, one.rounded_or_none,
+                             one.rounding_key, one.rounding_first));
+    const SgdRule rule = rule_of(step, device.random_advance({}));
+    start(&sgd_kernel<float>, entries.in_float, rule, device.stream());
+    start(&sgd_kernel<double>, entries.in_double, rule, device.stream());
 }
 
-void CudaBackend::sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
-    cuda::measure<cuda::SumOfSquares>(*this, tensors, sums);
+void sum_of_squares(KernelDevice& device, std::span<const Tensor> tensors, Tensor& sums) {
+    measure<SumOfSquares>(device, tensors, sums);
 }
 
-void CudaBackend::largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
-    cuda::measure<cuda::LargestMagnitude>(*this, tensors, magnitude);
+void largest_magnitude(KernelDevice& device, std::span<const Tensor> tensors, Tensor& magnitude) {
+    measure<LargestMagnitude>(device, tensors, magnitude);
 }
 
-void CudaBackend::decide_update(Tensor& control) {
-    cuda::launch(&cuda::decide_update_kernel, 1, cuda::threads, 0, stream(), cuda::numbers_of(control),
-                 fault_ranges());
+void decide_update(KernelDevice& device, Tensor& control) {
+    launch(&decide_update_kernel, 1, threads, 0, device.stream(), numbers_of(control), device.fault_ranges());
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -5,11 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/numbers.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr unsigned block_threads = 128;
@@ -193,12 +192,9 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 }  // namespace
-}  // namespace cuda
 
-using namespace cuda;
-
-void CudaBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
-    const cudaStream_t on = stream();
+void max_pool(KernelDevice& device, const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
+    const cudaStream_t on = device.stream();
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch_over(y, max_pool_kernel<T>, on, planes_of<const T>(x), window_grid(x, y, options),
@@ -206,9 +202,9 @@ void CudaBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, 
     });
 }
 
-void CudaBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec& options,
-                                    Tensor& dx) {
-    const cudaStream_t on = stream();
+void max_pool_backward(KernelDevice& device, const Tensor& indices, const Tensor& dy, const PoolSpec& options,
+                       Tensor& dx) {
+    const cudaStream_t on = device.stream();
     visit_device_floating(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch_over(dx, max_pool_backward_kernel<T>, on, planes_of<const std::int64_t>(indices),
@@ -217,8 +213,8 @@ void CudaBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, con
     });
 }
 
-void CudaBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) {
-    const cudaStream_t on = stream();
+void average_pool(KernelDevice& device, const Tensor& x, const PoolSpec& options, Tensor& y) {
+    const cudaStream_t on = device.stream();
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch_over(y, average_pool_kernel<T>, on, planes_of<const T>(x), window_grid(x, y, options),
@@ -226,8 +222,8 @@ void CudaBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor&
     });
 }
 
-void CudaBackend::average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) {
-    const cudaStream_t on = stream();
+void average_pool_backward(KernelDevice& device, const Tensor& dy, const PoolSpec& options, Tensor& dx) {
+    const cudaStream_t on = device.stream();
     visit_device_floating(dy.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch_over(dx, average_pool_backward_kernel<T>, on, planes_of<const T>(dy),
@@ -235,4 +231,4 @@ void CudaBackend::average_pool_backward(const Tensor& dy, const PoolSpec& option
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -11,7 +11,7 @@
 #include <array>
 #include <cstdint>
 
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/block_scan.h"
 #include "cuda/kernels/numbers.h"
 

@@ -10,12 +10,11 @@
 #include <numbers>
 
 #include "core/random_rules.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/element_map.h"
 #include "cuda/kernels/random_words.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 /// f64 takes 64 random bits an element, the other dtypes 32.
@@ -106,42 +105,41 @@ struct Integers {
 };
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
-    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+void uniform(KernelDevice& device, RandomKey key, double low, double high, Tensor& y) {
+    visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        using Computed = cuda::compute_type<T>;
+        using Computed = compute_type<T>;
         const int bits = precision_of(y.dtype());
-        const cuda::Uniform<Computed> body{
-            .key = {key, random_advance(key)},
-            .shift = static_cast<int>(8 * sizeof(cuda::Word<Computed>)) - bits,
+        const Uniform<Computed> body{
+            .key = {key, device.random_advance(key)},
+            .shift = static_cast<int>(8 * sizeof(Word<Computed>)) - bits,
             .unit = static_cast<Computed>(std::ldexp(1.0, -bits)),
             .base = static_cast<Computed>(low),
             .width = static_cast<Computed>(high - low),
             .limit = static_cast<Computed>(below(high, y.dtype())),
         };
-        cuda::ElementMap<T>::run(stream(), body, y);
+        ElementMap<T>::run(device.stream(), body, y);
     });
 }
 
-void CudaBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
-    cuda::visit_device_floating(y.dtype(), [&](auto zero) {
+void normal(KernelDevice& device, RandomKey key, double mean, double std, Tensor& y) {
+    visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        using Computed = cuda::compute_type<T>;
-        const cuda::Normal<Computed> body{
-            {key, random_advance(key)}, static_cast<Computed>(mean), static_cast<Computed>(std)};
-        cuda::ElementMap<T>::run(stream(), body, y);
+        using Computed = compute_type<T>;
+        const Normal<Computed> body{
+            {key, device.random_advance(key)}, static_cast<Computed>(mean), static_cast<Computed>(std)};
+        ElementMap<T>::run(device.stream(), body, y);
     });
 }
 
-void CudaBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
+void random_integers(KernelDevice& device, RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
     const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
-    const cuda::Integers body{{key, random_advance(key)}, static_cast<std::uint64_t>(low), range};
-    cuda::visit_device(y.dtype(), [&](auto zero) {
+    const Integers body{{key, device.random_advance(key)}, static_cast<std::uint64_t>(low), range};
+    visit_device(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cuda::ElementMap<T>::run(stream(), body, y);
+        ElementMap<T>::run(device.stream(), body, y);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -9,7 +9,7 @@
 namespace potluck::cuda {
 
 /// A RandomKey on its way into a kernel. In a replay of recorded work its stretch lies further on, or it belongs to a later
-/// update, see CudaBackend::random_advance().
+/// update, see KernelDevice::random_advance().
 struct MovingKey {
     RandomKey key;
     const std::uint64_t* advance;  // nullptr outside of recorded work

@@ -15,8 +15,7 @@
 #include "cuda/kernels/layout.h"
 #include "cuda/kernels/rows.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 // ---- what is computed ----
@@ -291,7 +290,7 @@ __global__ void __launch_bounds__(most_row_threads)
 constexpr std::int64_t enough_blocks = 1024;
 
 template <class Op>
-void run(CudaBackend& backend, const Tensor& x, std::int64_t axes, const Op& op) {
+void run(KernelDevice& backend, const Tensor& x, std::int64_t axes, const Op& op) {
     using State = typename Op::State;
     const cudaStream_t on = backend.stream();
     const Walk kept = walk_of(x, 0, x.ndim() - axes);
@@ -331,7 +330,7 @@ void run(CudaBackend& backend, const Tensor& x, std::int64_t axes, const Op& op)
 }
 
 template <class T>
-void sum(CudaBackend& backend, bool mean, const Tensor& x, std::int64_t axes, Tensor& y) {
+void sum(KernelDevice& backend, bool mean, const Tensor& x, std::int64_t axes, Tensor& y) {
     const double divisor = mean ? static_cast<double>(x.count() / y.count()) : 1.0;
     if constexpr (is_half<T>) {
         if (y.dtype() == DType::f32)
@@ -347,7 +346,7 @@ void sum(CudaBackend& backend, bool mean, const Tensor& x, std::int64_t axes, Te
 }
 
 template <class T>
-void reduce(CudaBackend& backend, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+void reduce(KernelDevice& backend, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
     switch (op) {
         case ReduceOp::sum:
         case ReduceOp::mean:
@@ -369,27 +368,24 @@ void reduce(CudaBackend& backend, ReduceOp op, const Tensor& x, std::int64_t axe
 }
 
 }  // namespace
-}  // namespace cuda
 
-using namespace cuda;
-
-void CudaBackend::reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+void reduce(KernelDevice& device, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
     if (y.count() == 0) return;
-    visit_device(x.dtype(), [&](auto zero) { cuda::reduce<decltype(zero)>(*this, op, x, axes, y); });
+    visit_device(x.dtype(), [&](auto zero) { reduce<decltype(zero)>(device, op, x, axes, y); });
 }
 
-void CudaBackend::variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-                           Tensor& variance) {
+void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
+              Tensor& variance) {
     if (mean.count() == 0) return;
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const auto length = static_cast<double>(x.count() / mean.count());
         const Tensor centers = Tensor::empty(mean.shape(), {DType::f64, x.device()});
-        run(*this, x, axes, SumOf<T, double, double>{elements_of<double>(centers), length});
-        run(*this, x, axes,
+        run(device, x, axes, SumOf<T, double, double>{elements_of<double>(centers), length});
+        run(device, x, axes,
             VarianceOf<T>{elements_of<double>(centers), elements_of<T>(mean), elements_of<T>(variance),
                           length, correction});
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

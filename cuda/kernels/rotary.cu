@@ -5,13 +5,11 @@
 #include <limits>
 #include <type_traits>
 
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/numbers.h"
 
-namespace potluck {
-
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -74,42 +72,42 @@ bool allows_packs(const Rotary& r, const T* x, const float* cosine, const float*
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) {
+void rotary(KernelDevice& device, const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse,
+            Tensor& y) {
     if (y.count() == 0) return;
-    const cudaStream_t queue = stream();
-    const Tensor cosines = cuda::contiguous(*this, cosine, DType::f32);
-    const Tensor sines = cuda::contiguous(*this, sine, DType::f32);
-    cuda::Rotary r{.steps = x.count() / 2,
-                   .steps_of_row = x.size(3) / 2,
-                   .heads = x.size(1),
-                   .time = x.size(2),
-                   .half = x.size(3) / 2,
-                   .strides = {x.strides()[0], x.strides()[1], x.strides()[2], x.strides()[3]},
-                   .inverse = inverse};
-    cuda::visit_device_floating(x.dtype(), [&](auto zero) {
+    const cudaStream_t queue = device.stream();
+    const Tensor cosines = contiguous(device, cosine, DType::f32);
+    const Tensor sines = contiguous(device, sine, DType::f32);
+    Rotary r{.steps = x.count() / 2,
+             .steps_of_row = x.size(3) / 2,
+             .heads = x.size(1),
+             .time = x.size(2),
+             .half = x.size(3) / 2,
+             .strides = {x.strides()[0], x.strides()[1], x.strides()[2], x.strides()[3]},
+             .inverse = inverse};
+    visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        constexpr int n = cuda::Pack<T>::size;
-        const auto* c = cuda::elements_of<float>(cosines);
-        const auto* s = cuda::elements_of<float>(sines);
-        const auto* from = cuda::elements_of<T>(x);
-        auto* to = cuda::elements_of<T>(y);
+        constexpr int n = Pack<T>::size;
+        const auto* c = elements_of<float>(cosines);
+        const auto* s = elements_of<float>(sines);
+        const auto* from = elements_of<T>(x);
+        auto* to = elements_of<T>(y);
         const auto start = [&](auto size) {
             constexpr int pairs = decltype(size)::value;
             r.steps /= pairs;
             r.steps_of_row /= pairs;
             const bool short_index = r.steps <= std::numeric_limits<std::uint32_t>::max();
-            cuda::launch(short_index ? &cuda::rotary_kernel<T, pairs, std::uint32_t>
-                                     : &cuda::rotary_kernel<T, pairs, std::uint64_t>,
-                         cuda::blocks_for(r.steps, cuda::threads, 32 * multiprocessors()), cuda::threads, 0,
-                         queue, r, from, c, s, to);
+            launch(short_index ? &rotary_kernel<T, pairs, std::uint32_t>
+                               : &rotary_kernel<T, pairs, std::uint64_t>,
+                   blocks_for(r.steps, threads, 32 * device.multiprocessors()), threads, 0, queue, r, from, c,
+                   s, to);
         };
-        if (cuda::allows_packs<T, n>(r, from, c, s, to))
+        if (allows_packs<T, n>(r, from, c, s, to))
             start(std::integral_constant<int, n>{});
         else
             start(std::integral_constant<int, 1>{});
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/merged_axes.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/block_reduce.h"
 #include "cuda/kernels/numbers.h"
 
@@ -45,7 +45,7 @@ struct DenseRows {
 };
 
 /// x itself where its strides allow it, else a copy of it. x has elements.
-inline DenseRows dense_rows(CudaBackend& backend, const Tensor& x) {
+inline DenseRows dense_rows(KernelDevice& backend, const Tensor& x) {
     DenseRows rows{x, x.count() / x.size(-1), x.size(-1), x.size(-1)};
     if (x.is_contiguous()) return rows;
     if (x.strides().back() == 1 || rows.width == 1) {
@@ -64,7 +64,7 @@ inline DenseRows dense_rows(CudaBackend& backend, const Tensor& x) {
 }
 
 /// A vector (such as a weight) whose elements are neighbours; undefined stays undefined.
-inline Tensor dense_vector(CudaBackend& backend, const Tensor& x) {
+inline Tensor dense_vector(KernelDevice& backend, const Tensor& x) {
     if (!x.defined() || x.is_contiguous()) return x;
     Tensor copied = Tensor::empty(x.shape(), {x.dtype(), x.device()});
     backend.copy(x, copied);

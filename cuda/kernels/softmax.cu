@@ -7,8 +7,7 @@
 
 #include "cuda/kernels/rows.h"
 
-namespace potluck {
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 // Floor: reads and writes each element once (2 sizeof(T) bytes), two exponentials an element.
@@ -94,14 +93,11 @@ __global__ void __launch_bounds__(most_row_threads)
 }
 
 }  // namespace
-}  // namespace cuda
 
-using namespace cuda;
-
-void CudaBackend::softmax(const Tensor& x, bool logarithm, Tensor& y) {
+void softmax(KernelDevice& device, const Tensor& x, bool logarithm, Tensor& y) {
     if (y.count() == 0) return;
-    const cudaStream_t on = stream();
-    const DenseRows rows = dense_rows(*this, x);
+    const cudaStream_t on = device.stream();
+    const DenseRows rows = dense_rows(device, x);
     const dim3 block = row_block(rows.width);
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -111,11 +107,11 @@ void CudaBackend::softmax(const Tensor& x, bool logarithm, Tensor& y) {
     });
 }
 
-void CudaBackend::softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) {
+void softmax_backward(KernelDevice& device, const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) {
     if (dx.count() == 0) return;
-    const cudaStream_t on = stream();
-    const DenseRows values = dense_rows(*this, y);
-    const DenseRows gradients = dense_rows(*this, dy);
+    const cudaStream_t on = device.stream();
+    const DenseRows values = dense_rows(device, y);
+    const DenseRows gradients = dense_rows(device, dy);
     const dim3 block = row_block(values.width);
     visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -126,4 +122,4 @@ void CudaBackend::softmax_backward(const Tensor& y, const Tensor& dy, bool logar
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/kernel_errors.h"
-#include "cuda/cuda_backend.h"
+#include "cuda/kernel_device.h"
 #include "cuda/kernels/any_element.h"
 #include "cuda/kernels/block_scan.h"
 #include "cuda/kernels/contiguous.h"
@@ -27,9 +27,7 @@
 #include "cuda/kernels/radix_sort.h"
 #include "cuda/kernels/random_words.h"
 
-namespace potluck {
-
-namespace cuda {
+namespace potluck::cuda {
 namespace {
 
 constexpr int threads = 256;
@@ -197,7 +195,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T>
-void topk(CudaBackend& backend, const Tensor& x, std::int64_t k, bool largest, Tensor& values,
+void topk(KernelDevice& backend, const Tensor& x, std::int64_t k, bool largest, Tensor& values,
           Tensor& indices) {
     const cudaStream_t stream = backend.stream();
     const std::int64_t row_count = x.size(0);
@@ -348,45 +346,41 @@ void tell(const Tensor& weights, std::int64_t fault, std::int64_t needed) {
 }
 
 }  // namespace
-}  // namespace cuda
 
-void CudaBackend::topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) {
+void topk(KernelDevice& device, const Tensor& x, std::int64_t k, bool largest, Tensor& values,
+          Tensor& indices) {
     check_topk(k, x.size(1));
     if (k == 0 || x.count() == 0) return;
-    cuda::visit_device(x.dtype(),
-                       [&](auto zero) { cuda::topk<decltype(zero)>(*this, x, k, largest, values, indices); });
+    visit_device(x.dtype(), [&](auto zero) { topk<decltype(zero)>(device, x, k, largest, values, indices); });
 }
 
-void CudaBackend::multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) {
+void multinomial(KernelDevice& device, RandomKey key, const Tensor& weights, bool replacement, Tensor& y) {
     constexpr std::int64_t most_tree_bytes = std::int64_t{64} << 20;
     const std::int64_t rows = weights.size(0);
     const std::int64_t n = weights.size(1);
     const std::int64_t samples = y.size(1);
     if (y.count() == 0) return;
     if (n == 0) throw no_weights();
-    const Tensor dense = cuda::contiguous(*this, weights);
+    const Tensor dense = contiguous(device, weights);
     const auto leaves = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(n)));
     const std::int64_t tree_bytes = 2 * leaves * static_cast<std::int64_t>(sizeof(double));
     const std::int64_t rows_at_once = std::clamp<std::int64_t>(most_tree_bytes / tree_bytes, 1, rows);
     const Tensor sums = Tensor::empty({rows_at_once, 2 * leaves}, {DType::f64, weights.device()});
-    const auto threads =
-        static_cast<unsigned>(std::clamp<std::int64_t>(leaves, cuda::warp_size, cuda::most_row_threads));
-    unsigned long long* slot = fault_slot([weights, needed = replacement ? 1 : samples](std::int64_t fault) {
-        cuda::tell(weights, fault, needed);
-    });
+    const auto threads = static_cast<unsigned>(std::clamp<std::int64_t>(leaves, warp_size, most_row_threads));
+    unsigned long long* slot = device.fault_slot(
+        [weights, needed = replacement ? 1 : samples](std::int64_t fault) { tell(weights, fault, needed); });
     for (std::int64_t first = 0; first < rows; first += rows_at_once) {
-        const cuda::Draw draw{{key, random_advance(key)},
-                              dense.raw_data(),
-                              dense.dtype(),
-                              n,
-                              samples,
-                              leaves,
-                              first,
-                              replacement};
-        cuda::launch(&cuda::multinomial_kernel, cuda::blocks_for(std::min(rows_at_once, rows - first), 1),
-                     threads, 0, stream(), draw, cuda::elements_of<double>(sums),
-                     cuda::elements_of<std::int64_t>(y), slot);
+        const Draw draw{{key, device.random_advance(key)},
+                        dense.raw_data(),
+                        dense.dtype(),
+                        n,
+                        samples,
+                        leaves,
+                        first,
+                        replacement};
+        launch(&multinomial_kernel, blocks_for(std::min(rows_at_once, rows - first), 1), threads, 0,
+               device.stream(), draw, elements_of<double>(sums), elements_of<std::int64_t>(y), slot);
     }
 }
 
-}  // namespace potluck
+}  // namespace potluck::cuda

@@ -5,11 +5,16 @@
 #include <memory>
 #include <thread>
 
+#include "autograd/anomaly.h"
 #include "autograd/ops.h"
 #include "core/factories.h"
 #include "core/random.h"
 #include "tests/cuda/device.h"
 #include "tests/expect_error.h"
+#if POTLUCK_CUDA_EMULATED
+#include "cuda/cuda_backend.h"
+#include "tests/cuda_emulator/emulator.h"
+#endif
 
 namespace potluck::test {
 
@@ -49,6 +54,45 @@ TEST_CASE("cuda: capture, a bad id in a replay is told, and the device goes on")
     graph->replay();
     CHECK(sum(y).item() == 8.0);
 }
+
+TEST_CASE("cuda: capture, the anomaly check says that it cannot look at recorded work") {
+    if (!has_cuda_device()) return;
+    const Tensor x = ones({3}, {DType::f32, Device::cuda()});
+    Tensor leaf = ones({3}, {DType::f32, Device::cuda()});
+    leaf.set_requires_grad(true);
+    const std::string text = error_of([&] {
+        (void)capture(Device::cuda(), [&] {
+            const AnomalyCheck guard;
+            (void)(leaf * x);
+        });
+    });
+    INFO(text);
+    CHECK(contains(text, "anomaly check"));
+    CHECK(contains(text, "recorded"));
+    const auto graph = capture(Device::cuda(), [&] { (void)(leaf * x); });  // the device goes on
+    graph->replay();
+}
+
+#if POTLUCK_CUDA_EMULATED
+TEST_CASE("cuda: capture, work on another device is refused instead of being done once") {
+    emulator::configure(2, std::int64_t{8} << 30);
+    {
+        CudaBackend other(1);
+        const std::string text =
+            error_of([&] { (void)capture(Device::cuda(), [&] { (void)other.stream(); }); });
+        CHECK(contains(text, "cuda:0"));
+        CHECK(contains(text, "cuda:1"));
+        const Tensor x = ones({3}, {DType::f32, Device::cuda()});
+        Tensor y;
+        const auto graph =
+            capture(Device::cuda(), [&] { y = x + ones({3}).to(Device::cuda()); });  // the CPU is free
+        graph->replay();
+        CHECK(sum(y).item() == 6.0);
+    }
+    CHECK_NOTHROW(synchronize(Device::cuda()));
+    emulator::configure(1, std::int64_t{8} << 30);
+}
+#endif
 
 TEST_CASE("cuda: a thread's bad element is told to that thread") {
     if (!has_cuda_device()) return;

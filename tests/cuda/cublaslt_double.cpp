@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "autograd/ops/matmul.h"
@@ -111,6 +112,20 @@ TEST_CASE("cuBLASLt double: a right product is computed") {
     REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
     CHECK(product.run(a.get(), b.get(), d.get()) == CUBLAS_STATUS_SUCCESS);
     CHECK(d.read(32) == std::vector<float>(32, 16.0F));
+}
+
+TEST_CASE("cuBLASLt double: refuses a handle that another thread created") {
+    Product product;
+    REQUIRE(product.prepare() == CUBLAS_STATUS_SUCCESS);
+    DeviceMemory a(8 * 16), b(16 * 4), d(8 * 4, /*written=*/false);
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    std::string reason;
+    std::thread([&] {
+        status = product.run(a.get(), b.get(), d.get());
+        reason = emulator::last_library_refusal();
+    }).join();
+    CHECK(status == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(reason.find("another thread") != std::string::npos);
 }
 
 TEST_CASE("cuBLASLt double: refuses bad descriptors") {

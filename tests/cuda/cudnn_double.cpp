@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/cuda/library_calls.h"
@@ -178,6 +179,22 @@ TEST_CASE("cuDNN double: refuses an index or a comparison that is computed in f3
         CHECK(finalize_graph(mode, CUDNN_DATA_FLOAT) == CUDNN_STATUS_BAD_PARAM);
         CHECK(refused_because("computes in the wrong type"));
     }
+}
+
+TEST_CASE("cuDNN double: refuses a handle that another thread created") {
+    Convolution convolution;
+    REQUIRE(convolution.prepare() == CUDNN_STATUS_SUCCESS);
+    DeviceMemory x(2 * 4 * 25), w(6 * 2 * 9), y(2 * 6 * 25, false), workspace(4096);
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS, of_stream = CUDNN_STATUS_SUCCESS;
+    std::string reason;
+    std::thread([&] {
+        of_stream = cudnnSetStream(convolution.handle, nullptr);
+        status = convolution.run(x.get(), w.get(), y.get(), workspace.get(), convolution.workspace_bytes);
+        reason = emulator::last_library_refusal();
+    }).join();
+    CHECK(of_stream == CUDNN_STATUS_BAD_PARAM);
+    CHECK(status == CUDNN_STATUS_BAD_PARAM);
+    CHECK(reason.find("another thread") != std::string::npos);
 }
 
 TEST_CASE("cuDNN double: rounds f32 to TF32 unless the math type forbids it") {

@@ -36,6 +36,20 @@ __global__ void copy_structs(const Point* from, Point* to) { to[threadIdx.x] = f
 __global__ void store_bytes(unsigned char* to) { to[threadIdx.x] = static_cast<unsigned char>(threadIdx.x); }
 __global__ void add_atomically(float* sum) { atomicAdd(sum, 1.0f); }
 __global__ void throw_error() { throw std::runtime_error("thrown on purpose"); }
+// Its static shared memory is in a function that it calls.
+__device__ double sum_of_lanes(double value) {
+    __shared__ double scratch[32];
+    scratch[threadIdx.x] = value;
+    __syncthreads();
+    double sum = 0;
+    for (double each : scratch) sum += each;
+    return sum;
+}
+__global__ void sum_through_shared(double* y) {
+    const double sum = sum_of_lanes(threadIdx.x);
+    if (threadIdx.x == 0) *y = sum;
+}
+
 __global__ void count_blocks(unsigned* blocks) {
     if (threadIdx.x == 0) atomicAdd(blocks, 1u);
 }
@@ -280,6 +294,37 @@ TEST_CASE("cuda emulator: what no card could start is refused") {
                                (227 << 10) + 1) == cudaErrorInvalidValue);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue);
     CHECK(blocks.to_host() == std::vector<unsigned>{0});
+}
+
+TEST_CASE("cuda emulator: static shared memory counts, that of called functions too") {
+    const cuda::Stream stream;
+    const Buffer<double> y(std::size_t{1}, stream.get());
+    const auto* kernel = reinterpret_cast<const void*>(sum_through_shared);
+    cudaFuncAttributes attributes{};
+    REQUIRE(cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess);
+    CHECK(attributes.sharedSizeBytes == 256);
+    REQUIRE(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(count_blocks)) == cudaSuccess);
+    CHECK(attributes.sharedSizeBytes == 0);
+    // 48 KiB of dynamic memory alone would fit without asking.
+    CHECK(emulator::launch(kernel, "planted", 1, 32, 48 << 10, stream.get(), [] {}) ==
+          cudaErrorInvalidConfiguration);
+    expect_fault(FaultKind::launch, {"49152 bytes of dynamic shared memory", "256 static bytes"});
+    cuda::launch(sum_through_shared, 1, 32, 48 << 10, stream.get(), y.data());
+    CHECK(y.to_host() == std::vector<double>{496.0});
+    // A card with less refuses what others allow.
+    for (const auto& [capability, kibibytes] : {std::pair{80, 163}, {86, 99}, {89, 99}, {90, 227}}) {
+        emulator::set_card(capability);
+        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (kibibytes << 10) - 256) == cudaSuccess);
+        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (kibibytes << 10) - 255) == cudaErrorInvalidValue);
+        cudaGetLastError();
+    }
+    emulator::set_card(86);
+    CHECK_THROWS_WITH_AS(cuda::launch(count_blocks, 1, 32, 100 << 10, stream.get(), nullptr),
+                         doctest::Contains("99"), Error);
+    emulator::set_card(80);
+    CHECK_THROWS_AS(emulator::set_card(75), Error);
 }
 
 TEST_CASE("cuda emulator: a copy in the wrong direction, and a host pointer to a library, are faults") {

@@ -9,6 +9,12 @@
 #include "cuda/runtime.h"
 #include "tests/cuda/device.h"
 #include "tests/expect_error.h"
+#if POTLUCK_CUDA_EMULATED
+#include <cstdlib>
+
+#include "cuda/cuda_backend.h"
+#include "tests/cuda_emulator/state.h"
+#endif
 
 using namespace potluck;
 
@@ -54,6 +60,33 @@ TEST_CASE("cuda: a device says what it is") {
 TEST_CASE("cuda: a device that is not there is refused by name") {
     CHECK(test::contains(test::error_of([] { (void)describe(Device::cuda(63)); }), "cuda:63"));
 }
+
+#if POTLUCK_CUDA_EMULATED
+TEST_CASE("cuda: a device without memory pools is refused when it is opened") {
+    emulator::set_memory_pools(false);
+    CudaBackend device(0);
+    const std::string text = test::error_of([&] { (void)device.stream(); });
+    emulator::set_memory_pools(true);
+    CHECK(test::contains(text, "cuda:0"));
+    CHECK(test::contains(text, "memory pools"));
+    CHECK(test::contains(text, "driver"));
+}
+
+TEST_CASE("cuda emulator: a setting that is no whole number in its range is refused by name") {
+    for (const char* bad : {"8GB", "", "-1", "1e9", " 5", "99999999999999999999"}) {
+        setenv("POTLUCK_EMULATED_MEMORY", bad, 1);
+        const std::string text = test::error_of(
+            [] { (void)emulator::setting("POTLUCK_EMULATED_MEMORY", 0, std::int64_t{1} << 40, 7); });
+        INFO(text);
+        CHECK(test::contains(text, "POTLUCK_EMULATED_MEMORY"));
+        CHECK(test::contains(text, std::string("\"") + bad + "\""));
+    }
+    setenv("POTLUCK_EMULATED_MEMORY", "4096", 1);
+    CHECK(emulator::setting("POTLUCK_EMULATED_MEMORY", 0, 1 << 20, 7) == 4096);
+    unsetenv("POTLUCK_EMULATED_MEMORY");
+    CHECK(emulator::setting("POTLUCK_EMULATED_MEMORY", 0, 1 << 20, 7) == 7);
+}
+#endif
 
 TEST_CASE("cuda: events order streams, and tell the time between them") {
     if (!test::has_cuda_device()) return;

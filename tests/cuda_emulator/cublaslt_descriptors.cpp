@@ -93,6 +93,8 @@ cublasStatus_t read_problem(cublasLtHandle_t handle, cublasLtMatmulDesc_t operat
                             MatmulProblem& problem) {
     if (!is_library_object(handle, handle_kind))
         return refused(CUBLAS_STATUS_NOT_INITIALIZED, "the handle was never created, or was destroyed");
+    if (!is_handle_of_this_thread(handle))
+        return refused(CUBLAS_STATUS_INVALID_VALUE, handle_of_another_thread);
     int device = -1;
     cudaGetDevice(&device);
     if (handle->device != device)

@@ -42,6 +42,7 @@ cudnnStatus_t read_problem(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudn
                            Problem& problem) {
     if (!is_library_object(handle, cudnn_handle_kind))
         return refused(CUDNN_STATUS_BAD_PARAM, "the handle was never created, or was destroyed");
+    if (!is_handle_of_this_thread(handle)) return refused(CUDNN_STATUS_BAD_PARAM, handle_of_another_thread);
     if (!is_library_object(x, cudnn_tensor_kind) || !is_library_object(y, cudnn_tensor_kind) ||
         !is_library_object(w, cudnn_filter_kind) || !is_library_object(convolution, cudnn_convolution_kind))
         return refused(CUDNN_STATUS_BAD_PARAM, "a descriptor was never created, or was destroyed");

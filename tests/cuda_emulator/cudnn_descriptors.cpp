@@ -115,6 +115,7 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { return destroy(handle, cudnn_
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
     if (const cudnnStatus_t status = must_live(handle, cudnn_handle_kind); status != CUDNN_STATUS_SUCCESS)
         return status;
+    if (!is_handle_of_this_thread(handle)) return refused(CUDNN_STATUS_BAD_PARAM, handle_of_another_thread);
     // cudnnSetStream(): "mismatch between the user stream and the cuDNN handle context".
     if (device_of_stream(stream) != handle->device)
         return refused(CUDNN_STATUS_BAD_PARAM,

@@ -277,6 +277,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const BackendDescriptor* packed = as_descriptor(pack);
     if (!is_library_object(handle, cudnn_handle_kind) || planned == nullptr || packed == nullptr)
         return no_descriptor();
+    if (!is_handle_of_this_thread(handle)) return refused(CUDNN_STATUS_BAD_PARAM, handle_of_another_thread);
     if (planned->kind != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR || !planned->is_final ||
         packed->kind != CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR || !packed->is_final)
         return refused(CUDNN_STATUS_BAD_PARAM, "a finalized plan and a finalized variant pack are needed");

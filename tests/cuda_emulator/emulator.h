@@ -6,6 +6,7 @@
 // Settings from the environment:
 //   POTLUCK_EMULATED_DEVICES  number of devices (default 1)
 //   POTLUCK_EMULATED_MEMORY   bytes of memory of each (default 8 GiB)
+//   POTLUCK_EMULATED_CARD     compute capability: 80 (default), 86, 89 or 90; they differ in their shared memory
 //   POTLUCK_EMULATOR_THREADS  host threads that run thread blocks (default: one per core); no result depends on it
 
 #include <cstdint>
@@ -55,6 +56,12 @@ int devices();
 /// How often the host has waited for a device so far: synchronisations of streams, events and devices, and blocking
 /// copies. To ask whether something is done is no wait.
 std::uint64_t host_waits();
+
+/// Makes all devices cards of a compute capability: 80, 86, 89 or 90. A block has at most 163, 99, 99 or 227 KiB of shared
+/// memory there. Throws Error for any other.
+void set_card(int capability);
+/// Whether the devices have memory pools (cudaDevAttrMemoryPoolsSupported), as they do at first.
+void set_memory_pools(bool supported);
 
 /// One line for each piece of device memory, pinned host memory, stream, event, memory pool and graph that is alive.
 std::vector<std::string> live_allocations();

@@ -12,6 +12,7 @@
 #include "tests/cuda_emulator/arena.h"
 #include "tests/cuda_emulator/block.h"
 #include "tests/cuda_emulator/state.h"
+#include "tests/cuda_emulator/static_shared.h"
 
 namespace potluck::emulator {
 
@@ -19,9 +20,8 @@ namespace {
 
 int host_threads() {
     static const int count = [] {
-        if (const char* text = std::getenv("POTLUCK_EMULATOR_THREADS"); text != nullptr)
-            return std::clamp(std::atoi(text), 1, 256);
-        return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+        const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+        return static_cast<int>(setting("POTLUCK_EMULATOR_THREADS", 1, 256, cores));
     }();
     return count;
 }
@@ -85,15 +85,16 @@ std::string refusal(const void* kernel, dim3 grid, dim3 block, std::size_t share
         return fmt::format(
             "a grid of ({}, {}, {}) blocks: from 1 to 2147483647 along x, to 65535 along y and z", grid.x,
             grid.y, grid.z);
-    std::size_t limit = std::size_t{48} << 10;
+    const std::size_t own = static_shared_bytes(kernel);
+    std::size_t limit = (std::size_t{48} << 10) - own;
     const auto& limits = state().shared_limits;
     if (const auto raised = limits.find(kernel); raised != limits.end())
         limit = std::max(limit, static_cast<std::size_t>(raised->second));
     if (shared_bytes > limit)
         return fmt::format(
-            "{} bytes of dynamic shared memory: the kernel may have {} (cudaFuncSetAttribute raises "
-            "it, to at most {})",
-            shared_bytes, limit, most_shared_bytes);
+            "{} bytes of dynamic shared memory: beside its {} static bytes the kernel may have {} "
+            "(cudaFuncSetAttribute raises it, to at most {})",
+            shared_bytes, own, limit, state().card.most_shared_bytes - own);
     return {};
 }
 

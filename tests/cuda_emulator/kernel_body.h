@@ -41,6 +41,15 @@ struct KernelBody {
 cudaError_t launch(const void* kernel, const char* op, dim3 grid, dim3 block, std::size_t shared_bytes,
                    cudaStream_t stream, KernelBody body);
 
+/// A line of the table that compile_kernel.py adds to each kernel file: bytes of the static shared memory that a launch of
+/// a kernel takes.
+struct StaticSharedBytes {
+    const void* kernel;
+    std::size_t bytes;
+};
+/// Makes the table of a program or library known. Returns true.
+bool add_static_shared(const StaticSharedBytes* begin, const StaticSharedBytes* end);
+
 /// The dynamic shared memory of the running block, aligned to 16 bytes.
 void* dynamic_shared_memory();
 

@@ -16,6 +16,18 @@
 #undef __shared__
 #define __shared__ static thread_local
 
+// Where the linker has put the tables of compile_kernel.py, in this program or library.
+extern "C" {
+extern const potluck::emulator::StaticSharedBytes __start_potluck_static_shared[]
+    __attribute__((weak, visibility("hidden")));
+extern const potluck::emulator::StaticSharedBytes __stop_potluck_static_shared[]
+    __attribute__((weak, visibility("hidden")));
+}
+namespace potluck::emulator {
+[[maybe_unused]] static const bool static_shared_is_known =
+    add_static_shared(__start_potluck_static_shared, __stop_potluck_static_shared);
+}
+
 // Everything that a kernel calls becomes part of it, so that each of its loads and stores is announced to the emulator: the
 // compiler does not announce the store of a struct that a function returned (a __half of a conversion, for instance).
 #undef __global__

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -16,7 +17,11 @@ std::string& reason() {
 
 struct Objects {
     std::mutex mutex;
-    std::unordered_map<const void*, std::string_view> kinds;
+    struct Object {
+        std::string_view kind;
+        std::thread::id creator;
+    };
+    std::unordered_map<const void*, Object> alive;
 };
 
 // Never destroyed: handles in static variables may outlive it.
@@ -34,26 +39,32 @@ void record_library_refusal(std::string text) { reason() = std::move(text); }
 
 void library_object_created(const void* object, const char* kind) {
     const std::lock_guard lock(objects().mutex);
-    objects().kinds[object] = kind;
+    objects().alive[object] = {kind, std::this_thread::get_id()};
 }
 
 bool library_object_destroyed(const void* object, const char* kind) {
     const std::lock_guard lock(objects().mutex);
-    const auto found = objects().kinds.find(object);
-    if (found == objects().kinds.end() || found->second != kind) return false;
-    objects().kinds.erase(found);
+    const auto found = objects().alive.find(object);
+    if (found == objects().alive.end() || found->second.kind != kind) return false;
+    objects().alive.erase(found);
     return true;
 }
 
 bool is_library_object(const void* object, const char* kind) {
     const std::lock_guard lock(objects().mutex);
-    const auto found = objects().kinds.find(object);
-    return found != objects().kinds.end() && found->second == kind;
+    const auto found = objects().alive.find(object);
+    return found != objects().alive.end() && found->second.kind == kind;
+}
+
+bool is_handle_of_this_thread(const void* handle) {
+    const std::lock_guard lock(objects().mutex);
+    const auto found = objects().alive.find(handle);
+    return found != objects().alive.end() && found->second.creator == std::this_thread::get_id();
 }
 
 std::int64_t live_library_objects() {
     const std::lock_guard lock(objects().mutex);
-    return static_cast<std::int64_t>(objects().kinds.size());
+    return static_cast<std::int64_t>(objects().alive.size());
 }
 
 void refuse_convolutions(bool refuse) { refuses_convolutions = refuse; }

@@ -23,6 +23,11 @@ void library_object_created(const void* object, const char* kind);
 /// False when there is no such object.
 bool library_object_destroyed(const void* object, const char* kind);
 bool is_library_object(const void* object, const char* kind);
+/// Whether this thread created the handle. A handle serves one thread at a time, and a call depends on what was set
+/// before (a stream, say): the doubles let only the thread that created it use it.
+bool is_handle_of_this_thread(const void* handle);
+inline constexpr const char* handle_of_another_thread =
+    "the handle was created by another thread: two threads could use it at once";
 /// How many are alive, of all kinds.
 std::int64_t live_library_objects();
 

@@ -9,6 +9,7 @@
 #include "tests/cuda_emulator/block.h"
 #include "tests/cuda_emulator/graph.h"
 #include "tests/cuda_emulator/runtime.h"
+#include "tests/cuda_emulator/static_shared.h"
 
 namespace potluck::emulator {
 namespace {
@@ -83,8 +84,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
     std::snprintf(properties->name, sizeof(properties->name), "Potluck emulator");
     properties->totalGlobalMem = device(index).memory.total_bytes();
     properties->sharedMemPerBlock = std::size_t{48} << 10;
-    properties->sharedMemPerBlockOptin = most_shared_bytes;
-    properties->sharedMemPerMultiprocessor = std::size_t{228} << 10;
+    properties->sharedMemPerBlockOptin = state().card.most_shared_bytes;
+    properties->sharedMemPerMultiprocessor = state().card.most_shared_bytes + (std::size_t{1} << 10);
     properties->reservedSharedMemPerBlock = std::size_t{1} << 10;
     properties->regsPerBlock = 65536;
     properties->regsPerMultiprocessor = 65536;
@@ -101,8 +102,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
     properties->totalConstMem = std::size_t{64} << 10;
     properties->memPitch = 2147483647;
     properties->textureAlignment = 512;
-    properties->major = 9;
-    properties->minor = 0;
+    properties->major = state().card.capability / 10;
+    properties->minor = state().card.capability % 10;
     properties->multiProcessorCount = multiprocessors;
     properties->l2CacheSize = 50 << 20;
     properties->memoryBusWidth = 64;
@@ -110,7 +111,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
     properties->unifiedAddressing = 1;
     properties->canMapHostMemory = 1;
     properties->concurrentKernels = 1;
-    properties->memoryPoolsSupported = 1;
+    properties->memoryPoolsSupported = state().has_memory_pools ? 1 : 0;
     properties->pciDeviceID = index;
     return cudaSuccess;
 }
@@ -159,6 +160,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ind
             *value = properties.memoryBusWidth;
             break;
         case cudaDevAttrMemoryPoolsSupported:
+            *value = properties.memoryPoolsSupported;
+            break;
         case cudaDevAttrUnifiedAddressing:
         case cudaDevAttrCanMapHostMemory:
         case cudaDevAttrConcurrentKernels:
@@ -320,13 +323,27 @@ const char* cudaGetErrorString(cudaError_t status) {
     }
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+    const std::lock_guard lock(state().mutex);
+    if (attributes == nullptr) return finish(cudaErrorInvalidValue);
+    if (kernel == nullptr) return finish(cudaErrorInvalidDeviceFunction);
+    *attributes = cudaFuncAttributes{};
+    attributes->sharedSizeBytes = static_shared_bytes(kernel);
+    attributes->maxThreadsPerBlock = static_cast<int>(most_threads);
+    const auto raised = state().shared_limits.find(kernel);
+    attributes->maxDynamicSharedSizeBytes = raised != state().shared_limits.end()
+                                                ? raised->second
+                                                : (48 << 10) - static_cast<int>(attributes->sharedSizeBytes);
+    return cudaSuccess;
+}
+
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     const std::lock_guard lock(state().mutex);
     if (kernel == nullptr) return finish(cudaErrorInvalidDeviceFunction);
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)
         return value >= -1 && value <= 100 ? cudaSuccess : finish(cudaErrorInvalidValue);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-        static_cast<std::size_t>(value) > most_shared_bytes)
+        static_cast<std::size_t>(value) + static_shared_bytes(kernel) > state().card.most_shared_bytes)
         return finish(cudaErrorInvalidValue);
     state().shared_limits[kernel] = value;
     return cudaSuccess;

@@ -3,26 +3,44 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 
+#include "core/error.h"
 #include "tests/cuda_emulator/arena.h"
+#include "tests/cuda_emulator/block.h"
 #include "tests/cuda_emulator/graph.h"
 #include "tests/cuda_emulator/memory.h"
 
 namespace potluck::emulator {
 namespace {
 
-std::int64_t from_environment(const char* name, std::int64_t otherwise) {
-    const char* text = std::getenv(name);
-    if (text == nullptr) return otherwise;
-    const long long value = std::atoll(text);
-    return value < 0 ? otherwise : value;
-}
-
 std::uint64_t next_stream_number = 0;
 
+Card card_of(std::int64_t capability) {
+    for (const Card& card : {Card{80, std::size_t{163} << 10}, Card{86, std::size_t{99} << 10},
+                             Card{89, std::size_t{99} << 10}, Card{90, most_shared_bytes}})
+        if (card.capability == capability) return card;
+    throw Error("emulator", fmt::format("there is no card of compute capability {}. Choose 80, 86, 89 or 90.",
+                                        capability));
+}
+
 }  // namespace
+
+std::int64_t setting(const char* name, std::int64_t least, std::int64_t most, std::int64_t otherwise) {
+    const char* text = std::getenv(name);
+    if (text == nullptr) return otherwise;
+    std::int64_t value = 0;
+    const char* end = text + std::strlen(text);
+    const auto [stopped, fault] = std::from_chars(text, end, value);
+    if (fault != std::errc() || stopped != end || value < least || value > most)
+        throw Error("emulator",
+                    fmt::format("{} is \"{}\". Give a whole number from {} to {}, without a unit.", name,
+                                text, least, most));
+    return value;
+}
 
 EmulatedDevice::EmulatedDevice(int own_index, std::uint64_t bytes)
     : index(own_index), memory(own_index, bytes) {
@@ -34,10 +52,11 @@ EmulatedDevice::EmulatedDevice(int own_index, std::uint64_t bytes)
 }
 
 State::State() {
-    const auto count = from_environment("POTLUCK_EMULATED_DEVICES", 1);
-    const auto bytes = from_environment("POTLUCK_EMULATED_MEMORY", std::int64_t{8} << 30);
+    const std::int64_t count = setting("POTLUCK_EMULATED_DEVICES", 0, most_devices, 1);
+    const std::int64_t bytes = setting("POTLUCK_EMULATED_MEMORY", 0, arena_bytes, std::int64_t{8} << 30);
+    card = card_of(setting("POTLUCK_EMULATED_CARD", 80, 90, 80));
     reserve_arena();
-    for (int index = 0; index < std::min<std::int64_t>(count, most_devices); ++index)
+    for (int index = 0; index < count; ++index)
         devices.push_back(std::make_unique<EmulatedDevice>(index, static_cast<std::uint64_t>(bytes)));
 }
 
@@ -79,6 +98,16 @@ void configure(int devices, std::int64_t bytes_of_each) {
     }
     while (static_cast<int>(all.devices.size()) < devices)
         all.devices.push_back(std::make_unique<EmulatedDevice>(static_cast<int>(all.devices.size()), bytes));
+}
+
+void set_card(int capability) {
+    const std::lock_guard lock(state().mutex);
+    state().card = card_of(capability);
+}
+
+void set_memory_pools(bool supported) {
+    const std::lock_guard lock(state().mutex);
+    state().has_memory_pools = supported;
 }
 
 int devices() { return static_cast<int>(state().devices.size()); }

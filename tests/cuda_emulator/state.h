@@ -33,6 +33,12 @@ struct EmulatedDevice {
     bool has_several_streams = false;
 };
 
+/// What differs from card to card.
+struct Card {
+    int capability;                 // compute capability, 80 for 8.0
+    std::size_t most_shared_bytes;  // of a block that asks for more than 48 KiB
+};
+
 struct State {
     State();
 
@@ -48,13 +54,18 @@ struct State {
         const char* op = "";
     };
     std::map<std::uintptr_t, Pinned> pinned;
-    Clock host_clock;                          // what the host has waited for
+    Clock host_clock;              // what the host has waited for
+    std::uint64_t host_waits = 0;  // calls in which the host waited
+    bool has_memory_pools = true;
+    Card card;
     std::map<const void*, int> shared_limits;  // kernel -> bytes, see cudaFuncSetAttribute
-    std::uint64_t host_waits = 0;              // calls in which the host waited
 };
 
 /// Never destroyed: static destructors of a program may still free tensors.
 State& state();
+
+/// A whole number from the environment. Throws Error when it is none, or not from `least` to `most`.
+std::int64_t setting(const char* name, std::int64_t least, std::int64_t most, std::int64_t otherwise);
 
 /// What a fault throws outside kernels.
 struct StoppedOperation {

@@ -3,6 +3,12 @@
 #include <elf.h>
 #include <link.h>
 
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "tests/cuda_emulator/kernel_body.h"
+
 namespace potluck::emulator {
 namespace {
 
@@ -44,7 +50,32 @@ int look_for_place(dl_phdr_info* module, std::size_t, void* data) {
     return place.is_inside ? 1 : 0;
 }
 
+struct Tables {
+    std::mutex mutex;
+    std::set<const StaticSharedBytes*> known;  // where each begins
+    std::unordered_map<const void*, std::size_t> bytes;
+};
+/// Filled before main() begins, and never destroyed.
+Tables& tables() {
+    static auto* all = new Tables;
+    return *all;
+}
+
 }  // namespace
+
+bool add_static_shared(const StaticSharedBytes* begin, const StaticSharedBytes* end) {
+    const std::lock_guard lock(tables().mutex);
+    if (begin == nullptr || !tables().known.insert(begin).second) return true;
+    for (const StaticSharedBytes* line = begin; line != end; ++line)
+        tables().bytes[line->kernel] = line->bytes;
+    return true;
+}
+
+std::size_t static_shared_bytes(const void* kernel) {
+    const std::lock_guard lock(tables().mutex);
+    const auto found = tables().bytes.find(kernel);
+    return found == tables().bytes.end() ? 0 : found->second;
+}
 
 bool is_in_a_program(std::uintptr_t address) {
     Place place{address, false};

@@ -16,5 +16,7 @@ struct StaticShared {
 bool is_in_a_program(std::uintptr_t address);
 /// For this host thread.
 StaticShared static_shared_of(const void* kernel);
+/// How many bytes of it the kernel takes, as nvcc counts.
+std::size_t static_shared_bytes(const void* kernel);
 
 }  // namespace potluck::emulator

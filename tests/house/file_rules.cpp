@@ -86,7 +86,7 @@ Faults sources_not_built(const Tree& tree) {
         std::string list = (path.parent_path() / "meson.build").generic_string();
         if (path.parent_path() == "cuda/kernels") list = "cuda/meson.build";
         if (!contains(tree, list)) continue;
-        const std::set<std::string> names = quoted_names(tree, list);
+        const std::set<std::string> names = listed_names(tree, list);
         if (names.contains(path.filename().string()) || names.contains(path.stem().string())) continue;
         faults.push_back(file + ": " + list + " does not name it, so it is never compiled.");
     }

@@ -39,11 +39,12 @@ public:
         write("data/text.h", "#include \"core/tensor.h\"\n");
         write("data/meson.build", "install_headers('text.h')\n");
         write("potluck.h", "#include \"autograd/ops/norm.h\"\n#include \"data/text.h\"\n");
-        write("meson.build", "install_headers('potluck.h')\n");
+        write("meson.build", "op_families = [\n  'norm',\n]\ninstall_headers('potluck.h')\n");
         write("examples/hello.cpp", "#include <potluck.h>\n");
         write("examples/meson.build", "programs = [\n  'hello',\n]\n");
         write("tests/ops/norm.cpp", "#include \"autograd/ops/norm.h\"\n#include <doctest/doctest.h>\n");
-        write("tests/ops/meson.build", "files('norm.cpp')\n");
+        write("tests/ops/meson.build",
+              "foreach family : op_families\n  sources += files(family + '.cpp')\nendforeach\n");
     }
     ~SmallHouse() {
         std::error_code ignored;

@@ -94,7 +94,7 @@ std::set<std::string> installed_headers(const Tree& tree) {
     std::set<std::string> headers;
     for (const std::string& file : tree.files) {
         if (fs::path(file).filename() != "meson.build" || top_folder(file) == "tests") continue;
-        for (const std::string& name : quoted_names(tree, file)) {
+        for (const std::string& name : listed_names(tree, file)) {
             // A header that is only looked for, such as <cudnn.h>, is not in the tree.
             const std::string header = (fs::path(folder_of(file)) / name).generic_string();
             if (is_header(name) && contains(tree, header)) headers.insert(header);

@@ -67,6 +67,25 @@ std::set<std::string> quoted_names(const Tree& tree, const std::string& file) {
     return names;
 }
 
+std::set<std::string> listed_names(const Tree& tree, const std::string& file) {
+    std::set<std::string> names = quoted_names(tree, file);
+    // `files(family + '.cpp')` in a loop over the root's op_families names a file of each.
+    const std::vector<std::string> lines = read_lines(tree, file), root = read_lines(tree, "meson.build");
+    auto line = std::find_if(root.begin(), root.end(),
+                             [](const std::string& text) { return text.starts_with("op_families = ["); });
+    for (; line != root.end() && *line != "]"; ++line) {
+        const std::size_t open = line->find('\''), close = line->rfind('\'');
+        if (open == close) continue;
+        const std::string family = line->substr(open + 1, close - open - 1);
+        for (const std::string ending : {".h", ".cpp", ".cu"})
+            if (std::any_of(lines.begin(), lines.end(), [&](const std::string& text) {
+                    return text.find("family + '" + ending + "'") != std::string::npos;
+                }))
+                names.insert(family + ending);
+    }
+    return names;
+}
+
 std::string at(const std::string& file, std::size_t line) { return file + ":" + std::to_string(line) + ": "; }
 
 }  // namespace potluck::house

@@ -95,6 +95,7 @@ std::vector<Row> activation_rows() {
             activation_row("tanh", tanh, [](double x) { return std::tanh(x); }),
             activation_row("sigmoid", sigmoid, sigmoid_of)};
 }
+const RowsOfFamily activation_family(activation_rows);
 
 TEST_CASE("activation: NaN stays NaN, and the ends are right") {
     on_each_device([] {

@@ -236,6 +236,7 @@ std::vector<Row> attention_rows() {
     composed.gradient_tolerance = 4.0;
     return {fused, halves, composed};
 }
+const RowsOfFamily attention_family(attention_rows);
 
 TEST_CASE("attention: queries that see no key give zeros and change no gradient") {
     on_each_device([] {

@@ -165,6 +165,7 @@ std::vector<Row> batch_norm_rows() {
     };
     return {row};
 }
+const RowsOfFamily batch_norm_family(batch_norm_rows);
 
 TEST_CASE(
     "batch_norm: one value a channel is refused in training, and the running statistics stay as they are") {

@@ -212,6 +212,7 @@ std::vector<Row> convolution_rows() {
     };
     return {images, lines};
 }
+const RowsOfFamily convolution_family(convolution_rows);
 
 TEST_CASE("convolution: groups see their own channels, forward and backward") {
     on_each_device([] {

@@ -72,6 +72,7 @@ std::vector<Row> copy_rows() {
             to_row<DType::u8>(),
             to_row<DType::boolean>()};
 }
+const RowsOfFamily copy_family(copy_rows);
 
 TEST_CASE("copy: contiguous and to give x itself where nothing is to do, clone never does") {
     on_each_device([] {

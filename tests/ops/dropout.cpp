@@ -57,6 +57,7 @@ std::vector<Row> dropout_rows() {
     };
     return {row};
 }
+const RowsOfFamily dropout_family(dropout_rows);
 
 TEST_CASE("dropout: p = 1 gives zeros and zero gradients, also of infinity") {
     on_each_device([] {

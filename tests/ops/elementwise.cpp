@@ -326,6 +326,7 @@ std::vector<Row> elementwise_rows() {
         rows.insert(rows.end(), more.begin(), more.end());
     return rows;
 }
+const RowsOfFamily elementwise_family(elementwise_rows);
 
 TEST_CASE("elementwise: NaN passes through maximum, minimum, sign, clamp and abs") {
     on_each_device([] {

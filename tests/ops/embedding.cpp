@@ -63,6 +63,7 @@ std::vector<Row> embedding_rows() {
     };
     return {row};
 }
+const RowsOfFamily embedding_family(embedding_rows);
 
 TEST_CASE("embedding: gradients of one row add up, in half types before they are rounded") {
     on_each_device([] {

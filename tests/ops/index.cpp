@@ -132,6 +132,7 @@ std::vector<Row> index_rows() {
     tril_row.refusals = {{[] { tril(ones({3})); }, {"[tril]"}}};
     return {gather_row, scatter_row, tril_row};
 }
+const RowsOfFamily index_family(index_rows);
 
 TEST_CASE("index: scatter_add into half types adds up before it rounds") {
     on_each_device([] {

@@ -87,6 +87,7 @@ std::vector<Row> join_rows() {
                           {[] { stack({ones({2})}, 2); }, {"[stack]", "2"}}};
     return {cat_row, stack_row};
 }
+const RowsOfFamily join_family(join_rows);
 
 TEST_CASE("join: dtypes are promoted, and each gradient has its input's dtype") {
     on_each_device([] {

@@ -168,6 +168,7 @@ std::vector<Row> matmul_rows() {
     };
     return {matmul_row, linear_row, gelu_row};
 }
+const RowsOfFamily matmul_family(matmul_rows);
 
 TEST_CASE("matmul: integers are exact, with all of their 64 bits") {
     on_each_device([] {

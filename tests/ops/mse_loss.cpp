@@ -30,5 +30,6 @@ std::vector<Row> mse_loss_rows() {
     row.refusals = {{[] { mse_loss(ones({3, 1}), ones({3})); }, {"[mse_loss]", "(3, 1)", "(3)"}}};
     return {row};
 }
+const RowsOfFamily mse_loss_family(mse_loss_rows);
 
 }  // namespace potluck::test

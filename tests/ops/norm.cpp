@@ -171,6 +171,7 @@ std::vector<Row> norm_rows() {
     };
     return {layer_row, rms_row, add_layer_row(), add_rms_row()};
 }
+const RowsOfFamily norm_family(norm_rows);
 
 TEST_CASE("norm: a constant row is the bias, with an epsilon that half types do not hold") {
     on_each_device([] {

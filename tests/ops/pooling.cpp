@@ -220,6 +220,7 @@ std::vector<Row> pooling_rows() {
                           {"[average_pool1d]", "kernel of 4"}}};
     return {max2, average2, max1, average1};
 }
+const RowsOfFamily pooling_family(pooling_rows);
 
 TEST_CASE("pooling: in ceil mode no window begins beyond the input") {
     on_each_device([] {

@@ -231,6 +231,7 @@ std::vector<Row> reduce_rows() {
             any_row,
             all_row};
 }
+const RowsOfFamily reduce_family(reduce_rows);
 
 TEST_CASE("reduce: sums and means of millions of f32 values are right") {
     on_each_device([] {

@@ -93,6 +93,7 @@ std::vector<Row> rotary_rows() {
     };
     return {tables_row, row};
 }
+const RowsOfFamily rotary_family(rotary_rows);
 
 TEST_CASE("rotary: products of turned vectors depend on the distance of their positions alone") {
     on_each_device([] {

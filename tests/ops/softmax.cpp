@@ -75,6 +75,7 @@ Row softmax_row(const char* name, Tensor (*op)(const Tensor&, std::int64_t), boo
 std::vector<Row> softmax_rows() {
     return {softmax_row("softmax", softmax, false), softmax_row("log_softmax", log_softmax, true)};
 }
+const RowsOfFamily softmax_family(softmax_rows);
 
 TEST_CASE("softmax: of a strided slice, a transposed and a repeated view is that of their copies") {
     on_each_device([] {

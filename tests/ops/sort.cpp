@@ -121,6 +121,7 @@ std::vector<Row> sort_rows() {
     };
     return {topk_row, multinomial_row};
 }
+const RowsOfFamily sort_family(sort_rows);
 
 TEST_CASE("sort: the gradient of topk goes to the places taken") {
     on_each_device([] {

@@ -208,13 +208,21 @@ Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool ke
     return result;
 }
 
+namespace {
+
+/// What the files of the families have put there before main() began.
+std::vector<std::vector<Row> (*)()>& families() {
+    static std::vector<std::vector<Row> (*)()> all;
+    return all;
+}
+
+}  // namespace
+
+RowsOfFamily::RowsOfFamily(std::vector<Row> (*rows)()) { families().push_back(rows); }
+
 std::vector<Row> all_rows() {
     std::vector<Row> all;
-    for (const auto& family :
-         {activation_rows,    attention_rows, batch_norm_rows,  convolution_rows, copy_rows,
-          cross_entropy_rows, dropout_rows,   elementwise_rows, embedding_rows,   index_rows,
-          join_rows,          matmul_rows,    mse_loss_rows,    norm_rows,        pooling_rows,
-          reduce_rows,        rotary_rows,    softmax_rows,     sort_rows,        view_rows})
+    for (const auto& family : families())
         for (Row& row : family()) all.push_back(std::move(row));
     return all;
 }

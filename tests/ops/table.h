@@ -11,8 +11,8 @@
 //   refusals    bad input throws an Error that names the values
 //
 // on every device of devices(). The factories in rows and tests make their tensors on the device under test: see
-// tests/on_device.h. The modes are in modes.cpp; the rows stand by family in tests/ops/<family>.cpp, each file giving
-// one function that all_rows() calls. An op without a row fails the suite.
+// tests/on_device.h. The modes are in modes.cpp; the rows stand by family in tests/ops/<family>.cpp, each file putting
+// its own into the table by a RowsOfFamily. An op without a row fails the suite.
 //
 // POTLUCK_OP=name runs the modes for one op only.
 
@@ -168,27 +168,13 @@ Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool ke
 
 // ---- the rows, by family ----
 
+/// The rows of every family whose file is linked, in the order of the files.
 std::vector<Row> all_rows();
 
-std::vector<Row> activation_rows();
-std::vector<Row> attention_rows();
-std::vector<Row> batch_norm_rows();
-std::vector<Row> convolution_rows();
-std::vector<Row> copy_rows();
-std::vector<Row> cross_entropy_rows();
-std::vector<Row> dropout_rows();
-std::vector<Row> elementwise_rows();
-std::vector<Row> embedding_rows();
-std::vector<Row> index_rows();
-std::vector<Row> join_rows();
-std::vector<Row> matmul_rows();
-std::vector<Row> mse_loss_rows();
-std::vector<Row> norm_rows();
-std::vector<Row> pooling_rows();
-std::vector<Row> reduce_rows();
-std::vector<Row> rotary_rows();
-std::vector<Row> softmax_rows();
-std::vector<Row> sort_rows();
-std::vector<Row> view_rows();
+/// A variable of this type puts the rows that `rows` gives into the table: one in each file of a family.
+class RowsOfFamily {
+public:
+    explicit RowsOfFamily(std::vector<Row> (*rows)());
+};
 
 }  // namespace potluck::test

@@ -326,6 +326,7 @@ std::vector<Row> view_rows() {
     for (const auto& more : {order_rows(), part_rows()}) rows.insert(rows.end(), more.begin(), more.end());
     return rows;
 }
+const RowsOfFamily view_family(view_rows);
 
 TEST_CASE("view: views share the memory of x") {
     on_each_device([] {

@@ -103,6 +103,16 @@ def literally():
     succeed([tree / "build" / "tests" / "test_house", "--test-case=house: this tree keeps every rule"], cwd=tree)
 
 
+@case("docs: an op touches at most 10 files, 5 of them new")
+def few_files():
+    paths = {action: {block.marks[1] for block in blocks_of(root / chapter) if block.marks[:1] == [action]}
+             for action in ("new", "insert", "append")}
+    changed = paths["insert"] | paths["append"]
+    require(len(paths["new"]) <= 5, f"{chapter} adds {len(paths['new'])} files: {sorted(paths['new'])}")
+    require(len(paths["new"] | changed) <= 10,
+            f"{chapter} touches {len(paths['new'] | changed)} files: {sorted(paths['new'] | changed)}")
+
+
 @case("docs: a chapter that no longer fits the tree is found")
 def faults_are_found():
     folder = pathlib.Path(temporary.name) / "small"

@@ -11,10 +11,11 @@ import collections
 import itertools
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
-from checks import Skip, case, require, root, run
+from checks import Skip, case, require, root, run, succeed
 
 build_folder = pathlib.Path(sys.argv[1]).resolve()
 document = root / "docs" / "kernels.md"
@@ -145,6 +146,32 @@ def spills():
               for (family, kernel, architecture), use in built_by_nvcc().items()
               if family in hot_families and max(u.spills for u in use) > 0]
     require(not guilty, "\n".join(guilty))
+
+
+def traps_of(ptx):
+    """Names of the functions of a PTX text that hold a `trap`: nvcc puts one where device code needs what only the host
+    has, such as the elements of a namespace-scope array that a constexpr function reads."""
+    guilty, function = [], ""
+    for line in ptx.splitlines():
+        match = re.search(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)", line)
+        if match:
+            function = match.group(1)
+        if re.search(r"(?:^|\s)trap;", line):
+            guilty.append(function)
+    return guilty
+
+
+@case("kernels: none holds a trap that the compiler put there")
+def no_traps():
+    planted = ".visible .entry right(\n)\n{\n\tret;\n}\n.visible .entry wrong(\n)\n{\n\ttrap;\n\tret;\n}\n"
+    require(traps_of(planted) == ["wrong"], "a planted trap was not found")
+    built_by_nvcc()
+    lister = shutil.which("cuobjdump") or shutil.which("cuobjdump", path="/usr/local/cuda/bin")
+    if lister is None:
+        raise Skip("cuobjdump, which reads the PTX in an object, is not installed")
+    guilty = [f"{path.stem}.cu: {name}" for path in sorted((build_folder / "cuda").glob("*.o"))
+              for name in traps_of(succeed([lister, "-ptx", path]))]
+    require(not guilty, "a trap in\n" + "\n".join(guilty))
 
 
 @case("kernels: docs/kernels.md is the table of the sources and of the build")
