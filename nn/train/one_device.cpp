@@ -52,6 +52,15 @@ OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFuncti
     module_.assign_random_sites();
 }
 
+OneDevice::~OneDevice() {
+    for (const Tensor& parameter : buffered_) {
+        try {
+            set_gradient_buffer(parameter, {});
+        } catch (const Error&) {  // it is no longer trained, so it has no buffer
+        }
+    }
+}
+
 /// The control of this update, which goes on from the optimizer's steps (a checkpoint may have been loaded meanwhile).
 UpdateControl& OneDevice::control() {
     const Device device = module_.parameters().front().device();
@@ -60,9 +69,19 @@ UpdateControl& OneDevice::control() {
     return *control_;
 }
 
+void OneDevice::set_gradient_buffers() {
+    for (const Tensor& parameter : module_.parameters()) {
+        const bool is_half = parameter.dtype() == DType::f16 || parameter.dtype() == DType::bf16;
+        if (!is_half || !parameter.requires_grad() || parameter.node()->gradient_buffer.defined()) continue;
+        set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
+        buffered_.push_back(parameter);
+    }
+}
+
 UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
     SavedBuffers buffers(module_);
     try {
+        set_gradient_buffers();
         std::vector<Tensor> losses;
         const std::int64_t targets = add_gradients(micro_batches, request, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};

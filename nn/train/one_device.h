@@ -17,11 +17,14 @@ namespace potluck {
 /// other, then the optimizer takes its step.
 ///
 /// The host waits for the device once an update, at its end: the scale of the gradients, clipping and whether the update
-/// is to be skipped are decided on the device.
+/// is to be skipped are decided on the device. Gradients of f16 and bf16 parameters are added up in f32 (4 bytes a
+/// parameter more), so that any number of micro-batches gives the sum of one large batch.
 class OneDevice final : public Execution {
 public:
     /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it.
     OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss = {});
+    /// Gradients are then added up in the parameters' dtypes again.
+    ~OneDevice() override;
     OneDevice(const OneDevice&) = delete;
     OneDevice& operator=(const OneDevice&) = delete;
 
@@ -32,6 +35,7 @@ private:
     class SavedBuffers;
 
     UpdateControl& control();
+    void set_gradient_buffers();
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
                                std::vector<Tensor>& losses);
     UpdateResult step(const UpdateRequest& request, std::int64_t targets, std::span<const Tensor> losses);
@@ -41,6 +45,7 @@ private:
     optim::Optimizer& optimizer_;
     LossFunction loss_;
     std::optional<UpdateControl> control_;
+    std::vector<Tensor> buffered_;  // parameters whose gradients have a buffer in f32
 };
 
 }  // namespace potluck
