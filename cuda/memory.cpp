@@ -54,8 +54,8 @@ void CudaBackend::release_pool() {
     check(cudaMemPoolTrimTo(resources().pool, 0), "cudaMemPoolTrimTo");
 }
 
-// Copies pass through two page-locked buffers in turn: while the device copies from one, the host fills the other.
-// Small copies to the device do not wait for it at all.
+// Copies pass through page-locked buffers in turn: while the device copies from one, the host fills the other. Small copies
+// to the device do not wait for it at all.
 
 void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes) {
     const cudaStream_t queue = stream();
@@ -69,9 +69,10 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes)
     }
     Resources& own = resources();
     const std::lock_guard lock(own.staging_mutex);
+    const bool is_small = bytes <= static_cast<std::int64_t>(Resources::small_staging_bytes);
     for (std::int64_t done = 0; done < bytes;) {
         const auto length = std::min(static_cast<std::size_t>(bytes - done), Resources::staging_bytes);
-        Resources::Staging& staging = own.staging[own.next_staging++ % own.staging.size()];
+        Resources::Staging& staging = is_small ? own.small_staging.next() : own.staging.next();
         staging.used.wait_unless_done();
         std::memcpy(staging.memory.data(), static_cast<const std::byte*>(from) + done, length);
         check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staging.memory.data(), length,
@@ -109,7 +110,7 @@ void CudaBackend::copy_through_staging(void* to, const void* from, std::int64_t 
         Started next;
         next.length = std::min(static_cast<std::size_t>(bytes - done), Resources::staging_bytes);
         next.to = static_cast<std::byte*>(to) + done;
-        next.staging = &own.staging[own.next_staging++ % own.staging.size()];
+        next.staging = &own.staging.next();
         next.staging->used.wait_unless_done();
         check(cudaMemcpyAsync(next.staging->memory.data(), static_cast<const std::byte*>(from) + done,
                               next.length, cudaMemcpyDeviceToHost, queue),

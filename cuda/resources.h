@@ -22,11 +22,26 @@ namespace potluck {
 /// a static destructor, when the driver may be gone.
 struct CudaBackend::Resources {
     static constexpr std::size_t staging_bytes = std::size_t{4} << 20;
+    static constexpr std::size_t small_staging_bytes = std::size_t{64} << 10;
 
     /// A page-locked buffer that copies pass through, and the mark behind the last copy that used it.
     struct Staging {
-        cuda::PinnedMemory memory{staging_bytes};
+        explicit Staging(std::size_t bytes) : memory(bytes) {}
+
+        cuda::PinnedMemory memory;
         cuda::Event used;
+    };
+    /// Such buffers, used in turn.
+    class StagingRing {
+    public:
+        StagingRing(std::size_t count, std::size_t bytes) {
+            for (std::size_t i = 0; i < count; ++i) ring_.emplace_back(bytes);
+        }
+        Staging& next() { return ring_[next_++ % ring_.size()]; }
+
+    private:
+        std::vector<Staging> ring_;
+        std::size_t next_ = 0;
     };
 
     explicit Resources(int index);
@@ -34,8 +49,10 @@ struct CudaBackend::Resources {
     cuda::Stream stream;
     cuda::Stream capture_stream;  // what is put into it is recorded, never run
     cudaMemPool_t pool = nullptr;
-    std::array<Staging, 2> staging;
-    std::size_t next_staging = 0;
+    StagingRing staging{2, staging_bytes};
+    // Small copies to the device (batches of ids, the numbers of an update) have their own, so many that the host meets
+    // none again before the device is done with it.
+    StagingRing small_staging{32, small_staging_bytes};
     std::mutex staging_mutex;
     /// A library's handle serves one thread at a time, so each thread has its own, made at their first use. A thread that
     /// gets the id of one that has ended takes over its handles.
