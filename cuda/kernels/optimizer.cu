@@ -39,7 +39,7 @@ struct Entry {
     std::int64_t rounding_first = 0;  // which element of the key's stretch decides element 0
     int first_block = 0;
     DType parameter_dtype = DType::f32, gradient_dtype = DType::f32, rounded_dtype = DType::f32;
-    bool packs = false;  // every address allows packs
+    bool packs = false;  // every address, and the place of the random numbers, allows packs
 };
 
 struct Table {
@@ -86,18 +86,6 @@ struct Rounding {
     const std::uint64_t* advance;  // of recorded work, see KernelDevice::random_advance()
 };
 
-/// The random numbers of elements [first, first + N), wherever a block of four begins.
-template <int N>
-__device__ void rounding_words(const Entry& entry, const Rounding& rounding, std::int64_t first,
-                               std::uint32_t (&words)[N]) {
-    const RandomKey key = MovingKey{entry.rounding_key, rounding.advance};
-    const std::int64_t place = entry.rounding_first + first;
-    if (N > 1 && place % 4 == 0)
-        random_words(key, place, words);
-    else
-        for (int i = 0; i < N; ++i) words[i] = random_word(key, place + i);
-}
-
 /// The new values of a parameter: rounded stochastically (bf16) or to nearest, and once more into its copy.
 template <int N, class T>
 __device__ void store_parameter(const Entry& entry, const Rounding& rounding, std::int64_t first,
@@ -105,7 +93,8 @@ __device__ void store_parameter(const Entry& entry, const Rounding& rounding, st
     if constexpr (std::is_same_v<T, float>) {
         if (rounding.stochastic && entry.parameter_dtype == DType::bf16) {
             std::uint32_t words[N];
-            rounding_words(entry, rounding, first, words);
+            random_words(MovingKey{entry.rounding_key, rounding.advance}, entry.rounding_first + first,
+                         words);
             Pack<__nv_bfloat16, N> rounded;
             for (int i = 0; i < N; ++i)
                 rounded.values[i] = __ushort_as_bfloat16(
@@ -381,7 +370,8 @@ Entry entry_of(const Tensor& parameter, const Tensor& gradient, const Tensor& fi
                const Tensor& second_moment_or_none, const Tensor& rounded_or_none, RandomKey rounding_key,
                std::int64_t rounding_first) {
     Entry entry;
-    entry.packs = true;
+    // The random numbers of a bf16 parameter's pack are one block of the key's stretch.
+    entry.packs = !parameter.defined() || parameter.dtype() != DType::bf16 || rounding_first % pack == 0;
     const auto address = [&](const Tensor& x) -> void* {
         if (!x.defined()) return nullptr;
         entry.packs = entry.packs && is_aligned_for_any<pack>(x.raw_data(), x.dtype());
