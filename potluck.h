@@ -25,6 +25,8 @@
 #include "data/loader.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
+#include "nn/branch.h"
+#include "nn/forgotten_leaves.h"
 #include "nn/init.h"
 #include "nn/layers/attention.h"
 #include "nn/layers/batch_norm.h"

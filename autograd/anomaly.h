@@ -16,7 +16,7 @@ namespace potluck {
 class AnomalyCheck {
 public:
     /// `on` false takes the check away for a block within.
-    explicit AnomalyCheck(bool on = true) noexcept;
+    [[nodiscard]] explicit AnomalyCheck(bool on = true) noexcept;
     ~AnomalyCheck();
     AnomalyCheck(const AnomalyCheck&) = delete;
     AnomalyCheck& operator=(const AnomalyCheck&) = delete;

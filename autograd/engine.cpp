@@ -309,7 +309,7 @@ private:
             if (input == nullptr || !item_of(*input).needed) continue;
             Item& behind = item_of(*input);
             // A leaf is dealt with at once, so that its hooks run as early as they can.
-            if (--behind.consumers == 0 && input->depth == 0) finish(behind);
+            if (--behind.consumers == 0 && input->depth == 0) (void)finish(behind);
         }
         if (!keep_graph_) free_node(node);
     }

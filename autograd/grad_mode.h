@@ -8,7 +8,7 @@ bool is_grad_enabled() noexcept;
 /// Sets recording for this thread while it lives.
 class GradMode {
 public:
-    explicit GradMode(bool enabled) noexcept;
+    [[nodiscard]] explicit GradMode(bool enabled) noexcept;
     ~GradMode();
     GradMode(const GradMode&) = delete;
     GradMode& operator=(const GradMode&) = delete;
@@ -20,7 +20,7 @@ private:
 /// `NoGrad guard;` turns recording off in this thread until the end of the block.
 class NoGrad : public GradMode {
 public:
-    NoGrad() noexcept : GradMode(false) {}
+    [[nodiscard]] NoGrad() noexcept : GradMode(false) {}
 };
 
 }  // namespace potluck

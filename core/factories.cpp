@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -247,24 +248,34 @@ template Tensor from_values(std::span<const std::int32_t>, const Shape&, Device)
 template Tensor from_values(std::span<const std::uint8_t>, const Shape&, Device);
 template Tensor from_values(std::span<const bool>, const Shape&, Device);
 
-Tensor tensor(double value, TensorOptions options) { return upload(&value, DType::f64, {}, options); }
-
-Tensor tensor(std::initializer_list<double> values, TensorOptions options) {
-    return upload(values.begin(), DType::f64, {static_cast<std::int64_t>(values.size())}, options);
+Tensor detail::tensor_of(std::span<const Scalar> values, const Shape& shape, TensorOptions options) {
+    const bool whole = std::none_of(values.begin(), values.end(), std::mem_fn(&Scalar::is_floating));
+    if (whole) {
+        std::vector<std::int64_t> integers;
+        for (const Scalar& value : values) {
+            integers.push_back(value.to_int64());
+            if (options.dtype != DType::boolean) check_range("tensor", integers.back(), options.dtype);
+        }
+        return upload(integers.data(), DType::i64, shape, options);
+    }
+    std::vector<double> numbers;
+    for (const Scalar& value : values) numbers.push_back(value.to_double());
+    return upload(numbers.data(), DType::f64, shape, options);
 }
 
-Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, TensorOptions options) {
-    const std::size_t width = rows.size() == 0 ? 0 : rows.begin()->size();
-    std::vector<double> values;
-    for (const auto& row : rows) {
-        if (row.size() != width)
+Tensor detail::tensor_of_rows(std::span<const std::initializer_list<Scalar>> rows, TensorOptions options) {
+    if (rows.empty()) return tensor_of({}, {0}, options);  // tensor({})
+    const std::size_t width = rows[0].size();
+    std::vector<Scalar> values;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].size() != width)
             throw Error("tensor",
-                        fmt::format("row {} has {} values and row 0 has {}. Rows must be equally long.",
-                                    &row - rows.begin(), row.size(), width));
-        values.insert(values.end(), row.begin(), row.end());
+                        fmt::format("row {} has {} values and row 0 has {}. Rows must be equally long.", i,
+                                    rows[i].size(), width));
+        values.insert(values.end(), rows[i].begin(), rows[i].end());
     }
-    return tensor(values, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(width)},
-                  options);
+    return tensor_of(values, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(width)},
+                     options);
 }
 
 Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options) {
@@ -272,12 +283,23 @@ Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptio
     return upload(values.data(), DType::f64, shape, options);
 }
 
-template <std::same_as<std::vector<std::int64_t>> Integers>
-Tensor tensor(const Integers& values, const Shape& shape, TensorOptions options) {
+template <Element T>
+Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options) {
     check_value_count("tensor", values.size(), shape);
-    return upload(values.data(), DType::i64, shape, options);
+    if constexpr (std::same_as<T, bool>) {  // which a vector packs into bits
+        const std::vector<std::uint8_t> bytes(values.begin(), values.end());
+        return upload(bytes.data(), DType::u8, shape, options);
+    } else {
+        return upload(values.data(), dtype_of<T>(), shape, options);
+    }
 }
+template Tensor tensor(const std::vector<float>&, const Shape&, TensorOptions);
+template Tensor tensor(const std::vector<float16>&, const Shape&, TensorOptions);
+template Tensor tensor(const std::vector<bfloat16>&, const Shape&, TensorOptions);
 template Tensor tensor(const std::vector<std::int64_t>&, const Shape&, TensorOptions);
+template Tensor tensor(const std::vector<std::int32_t>&, const Shape&, TensorOptions);
+template Tensor tensor(const std::vector<std::uint8_t>&, const Shape&, TensorOptions);
+template Tensor tensor(const std::vector<bool>&, const Shape&, TensorOptions);
 
 template <Element T>
 Tensor borrow(T* data, const Shape& shape, std::function<void()> release) {

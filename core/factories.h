@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "core/random.h"
@@ -42,13 +43,34 @@ Tensor randperm(std::int64_t count, Generator* generator = nullptr);
 template <Element T>
 Tensor from_values(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
 
-/// tensor(3.5), tensor({1, 2}), tensor({{1, 2}, {3, 4}}): f32, whole numbers too; a vector of int64_t gives i64.
-Tensor tensor(double value, TensorOptions options = {});
-Tensor tensor(std::initializer_list<double> values, TensorOptions options = {});
-Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, TensorOptions options = {});
+namespace detail {
+/// Integers keep all of their 64 bits until they are converted to the dtype.
+Tensor tensor_of(std::span<const Scalar> values, const Shape& shape, TensorOptions options);
+Tensor tensor_of_rows(std::span<const std::initializer_list<Scalar>> rows, TensorOptions options);
+}  // namespace detail
+
+/// tensor(3.5), tensor({1, 2}), tensor({{1, 2}, {3, 4}}): f32, whole numbers too.
+template <class Number>
+requires std::is_arithmetic_v<Number> Tensor tensor(Number value, TensorOptions options = {}) {
+    const Scalar scalar = value;
+    return detail::tensor_of({&scalar, 1}, {}, options);
+}
+template <int = 0>  // so that {{1}, {2}} are rows, which fits a list of numbers as well
+Tensor tensor(std::initializer_list<Scalar> values, TensorOptions options = {}) {
+    return detail::tensor_of(values, {static_cast<std::int64_t>(values.size())}, options);
+}
+inline Tensor tensor(std::initializer_list<std::initializer_list<Scalar>> rows, TensorOptions options = {}) {
+    return detail::tensor_of_rows({rows.begin(), rows.size()}, options);
+}
+/// The values of a vector, row-major in a shape, or in one row without a shape; in the dtype of its elements (f32 for
+/// double, as everywhere).
 Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options = {});
-template <std::same_as<std::vector<std::int64_t>> Integers>  // a braced list is one of doubles
-Tensor tensor(const Integers& values, const Shape& shape, TensorOptions options = {DType::i64});
+template <Element T>
+Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options = {dtype_of<T>()});
+template <Element T>
+Tensor tensor(const std::vector<T>& values) {
+    return tensor(values, {static_cast<std::int64_t>(values.size())});
+}
 
 /// A tensor over the caller's memory (row-major, CPU), without a copy; `release` runs when the last view is gone.
 template <Element T>

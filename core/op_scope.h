@@ -9,7 +9,7 @@ namespace potluck {
 /// `name` must outlive all tensors (a string literal).
 class OpScope {
 public:
-    explicit OpScope(const char* name) noexcept;
+    [[nodiscard]] explicit OpScope(const char* name) noexcept;
     ~OpScope();
     OpScope(const OpScope&) = delete;
     OpScope& operator=(const OpScope&) = delete;

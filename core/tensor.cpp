@@ -105,6 +105,8 @@ std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t
 
 std::string to_string(const Shape& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
+std::ostream& sizes::operator<<(std::ostream& stream, const Shape& shape) { return stream << to_string(shape); }
+
 Tensor Tensor::empty(const Shape& shape, TensorOptions options) {
     const std::int64_t count = element_count(shape);
     auto storage = std::make_shared<Storage>(options.device, checked_bytes(shape, count, options.dtype));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.h"
@@ -16,8 +17,23 @@
 
 namespace potluck {
 
-/// Sizes of the axes, outermost first. {} is a scalar (one element), any 0 makes the tensor empty.
-using Shape = std::vector<std::int64_t>;
+// In a namespace of its own, so that a call like zeros(shape) means the zeros() that the caller sees, and not ours too.
+namespace sizes {
+
+/// Sizes of the axes, outermost first. {} is a scalar (one element), any 0 makes the tensor empty. A vector that can be
+/// printed.
+class Shape : public std::vector<std::int64_t> {
+public:
+    using std::vector<std::int64_t>::vector;
+    Shape() = default;
+    Shape(std::vector<std::int64_t> sizes) : std::vector<std::int64_t>(std::move(sizes)) {}
+};
+/// Prints "(2, 3)".
+std::ostream& operator<<(std::ostream& stream, const Shape& shape);
+
+}  // namespace sizes
+using sizes::Shape;
+
 /// Steps between neighbours along each axis, counted in elements. 0 repeats one element (broadcasting).
 using Strides = std::vector<std::int64_t>;
 
@@ -47,10 +63,19 @@ struct TensorOptions {
 ///
 /// The functions that compute with tensors are free functions (autograd/ops.h) and record themselves on the tape.
 /// Members are what a tensor is, and shorthands for the most used ops.
-class Tensor {
+///
+/// A tensor that a function returns and nobody takes was computed for nothing, and the compiler warns. Assignment makes a
+/// handle mean another tensor, so it needs a handle with a name: `x[0] = y` is refused, x[0].copy_(y) writes elements.
+class [[nodiscard]] Tensor {
 public:
     /// No tensor at all; only defined() and assignment may be used. Stands for "none" (an absent bias, a missing gradient).
     Tensor() = default;
+    Tensor(const Tensor&) = default;
+    Tensor(Tensor&&) noexcept = default;
+    Tensor& operator=(const Tensor&) & = default;
+    Tensor& operator=(Tensor&&) & noexcept = default;
+    Tensor& operator=(const Tensor&) && = delete;  // write x[0].copy_(y), p.set_grad(y), or name the tensor
+    ~Tensor() = default;
     /// Fresh memory with undefined content, row-major. See zeros(), full(), randn() for initialised ones.
     static Tensor empty(const Shape& shape, TensorOptions options = {});
     /// A view over a storage. Throws Error when it would reach outside.

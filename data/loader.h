@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/options.h"
 #include "core/tensor.h"
 #include "data/dataset.h"
 
@@ -106,6 +107,8 @@ public:
         : Loader(std::make_shared<const AnyDataset>(std::move(dataset)), options) {}
     /// Shares the dataset.
     explicit Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options = {});
+    template <std::size_t N>
+    Loader(const Dataset&, MistypedOptions<N>) = delete;  // no such option: see LoaderOptions
     Loader(Loader&&) noexcept = default;
     Loader& operator=(Loader&&) noexcept = default;
 

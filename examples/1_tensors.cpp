@@ -51,7 +51,7 @@ int main() {
 
     // What does not fit is refused, with the values and the way out.
     try {
-        matmul(rand({4, 3}), rand({5, 2}));
+        const Tensor wrong = matmul(rand({4, 3}), rand({5, 2}));
     } catch (const Error& error) {
         std::cout << "refused: " << error.what() << "\n";
     }

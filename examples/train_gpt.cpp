@@ -211,16 +211,16 @@ void write(const Settings& settings, nn::LanguageModel& model) {
     if (settings.sample_tokens == 0) return;
     fmt::print("\n--- what it writes ---\n{}", data::printable(settings.prompt));
     data::StreamingDecoder decoder;
-    generate(model, data::ByteTokenizer::encode(settings.prompt),
-             {.max_tokens = settings.sample_tokens,
-              .temperature = settings.temperature,
-              .top_k = settings.top_k,
-              .seed = settings.seed,
-              .on_token = [&](std::int64_t token) {
-                  fmt::print("{}", data::printable(decoder.push(token)));
-                  std::fflush(stdout);
-                  return !stop_requested;
-              }});
+    (void)generate(model, data::ByteTokenizer::encode(settings.prompt),
+                   {.max_tokens = settings.sample_tokens,
+                    .temperature = settings.temperature,
+                    .top_k = settings.top_k,
+                    .seed = settings.seed,
+                    .on_token = [&](std::int64_t token) {
+                        fmt::print("{}", data::printable(decoder.push(token)));
+                        std::fflush(stdout);
+                        return !stop_requested;
+                    }});
     fmt::print("{}\n", data::printable(decoder.finish()));
 }
 

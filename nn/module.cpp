@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <ostream>
 #include <set>
 #include <typeinfo>
 
@@ -15,6 +14,7 @@
 #include "autograd/ops/reduce.h"
 #include "core/format.h"
 #include "nn/names.h"
+#include "nn/walk.h"
 
 namespace potluck::nn {
 namespace {
@@ -28,19 +28,11 @@ struct Place {
     Tensor* tensor;
 };
 
-void collect_places(const Module& module, const std::string& prefix, std::vector<Place>& places) {
-    for (const Member& member : module.list_members()) {
-        if (member.kind == Kind::module) {
-            collect_places(*member.module, prefix + member.name + ".", places);
-        } else {
-            places.push_back({prefix + member.name, member.kind, member.tensor});
-        }
-    }
-}
-
 std::vector<Place> places_of(const Module& module) {
     std::vector<Place> places;
-    collect_places(module, "", places);
+    walk(module, [&](const Member& member, const std::string& name, std::size_t) {
+        if (member.kind != Kind::module) places.push_back({name, member.kind, member.tensor});
+    });
     std::set<std::string> names;
     for (const Place& place : places) {
         if (!names.insert(place.name).second) {
@@ -87,20 +79,14 @@ bool same_values(const Tensor& a, const Tensor& b) {
     return a.dtype() == b.dtype() && all(a.to(Device::cpu()) == b.to(Device::cpu())).item<bool>();
 }
 
-/// "784" of 784, "203,530" of 203530.
-std::string with_commas(std::int64_t number) {
-    std::string text = std::to_string(number);
-    for (std::int64_t i = static_cast<std::int64_t>(text.size()) - 3; i > 0; i -= 3) {
-        text.insert(static_cast<std::size_t>(i), ",");
-    }
-    return text;
-}
-
-void print_tree(const Module& module, const std::string& name, int indent, std::string& text) {
-    text += fmt::format("{:{}}{}{}\n", "", 2 * indent, name.empty() ? "" : name + ": ", module.describe());
-    for (const Member& member : module.list_members()) {
-        if (member.kind == Kind::module) print_tree(*member.module, member.name, indent + 1, text);
-    }
+/// "Linear" of nn::Linear.
+std::string type_name(const std::type_info& type) {
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> readable(
+        abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), std::free);
+    const std::string name = status == 0 ? readable.get() : type.name();
+    const std::size_t colon = name.rfind("::");
+    return colon == std::string::npos ? name : name.substr(colon + 2);
 }
 
 }  // namespace
@@ -150,27 +136,36 @@ Tensor Module::loss(const Tensor& inputs, const Tensor& targets) {
     return cross_entropy((*this)(inputs), targets);
 }
 
-std::string Module::describe() const {
-    int status = 0;
-    const char* mangled = typeid(*this).name();
-    const std::unique_ptr<char, void (*)(void*)> readable(
-        abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
-    std::string name = status == 0 ? readable.get() : mangled;
-    const std::size_t colon = name.rfind("::");
-    return colon == std::string::npos ? name : name.substr(colon + 2);
+std::string Module::describe() const { return type_name(typeid(*this)); }
+
+void Module::check_assignment(const Module& other) const {
+    if (typeid(*this) == typeid(other)) return;
+    throw Error("module",
+                fmt::format("a {} is assigned to a {}, which would lose what its type adds. Give a Linear "
+                            "or Conv1D the new module as its branch, or write a model that has it.",
+                            other.describe(), describe()));
+}
+
+Module& Module::operator=(const Module& other) {
+    check_assignment(other);
+    training_ = other.training_;
+    random_site_ = other.random_site_;
+    presence_ = other.presence_;
+    return *this;
+}
+
+Module& Module::operator=(Module&& other) {
+    check_assignment(other);
+    training_ = other.training_;
+    random_site_ = other.random_site_;
+    presence_ = std::move(other.presence_);
+    return *this;
 }
 
 std::vector<Member> Module::list_members() const {
     Members m;
     // members() only names what is there. It is not const so that a member can be changed through what it names.
     const_cast<Module*>(this)->members(m);
-    for (const Member& member : m.list()) {
-        if (member.module == this) {
-            throw Error("module", fmt::format("the module names itself as its member \"{}\". Name what it "
-                                              "consists of.",
-                                              member.name));
-        }
-    }
     return m.list();
 }
 
@@ -181,15 +176,19 @@ std::vector<Tensor> Module::parameters() const {
 }
 
 void Module::assign_random_sites(const std::string& name) {
-    // Fowler, Noll, Vo: FNV-1a.
-    random_site_ = 0xcbf29ce484222325U;
-    for (const char letter : name) {
-        random_site_ ^= static_cast<unsigned char>(letter);
-        random_site_ *= 0x100000001b3U;
-    }
-    for (const Member& member : list_members())
-        if (member.kind == Member::Kind::module)
-            member.module->assign_random_sites(name.empty() ? member.name : name + "." + member.name);
+    const auto site_of = [](const std::string& full_name) {
+        std::uint64_t site = 0xcbf29ce484222325U;  // Fowler, Noll, Vo: FNV-1a
+        for (const char letter : full_name) {
+            site ^= static_cast<unsigned char>(letter);
+            site *= 0x100000001b3U;
+        }
+        return site;
+    };
+    random_site_ = site_of(name);
+    walk(*this, [&](const Member& member, const std::string& below, std::size_t) {
+        if (member.kind != Kind::module) return;
+        member.module->random_site_ = site_of(name.empty() ? below : name + "." + below);
+    });
 }
 
 std::vector<NamedTensor> Module::named_parameters() const {
@@ -369,9 +368,9 @@ void Module::to(DType dtype) {
 
 void Module::train(bool training) {
     training_ = training;
-    for (const Member& member : list_members()) {
-        if (member.kind == Kind::module) member.module->train(training);
-    }
+    walk(*this, [&](const Member& member, const std::string&, std::size_t) {
+        if (member.kind == Kind::module) member.module->training_ = training;
+    });
 }
 
 void Module::zero_grad() {
@@ -389,13 +388,11 @@ void Module::set_requires_grad(bool requires_grad) {
 }
 
 EvalMode::EvalMode(Module& module) {
-    const std::function<void(Module&)> enter = [&](Module& one) {
-        modes_.emplace_back(&one, std::exchange(one.training_, false));
-        for (const Member& member : one.list_members()) {
-            if (member.kind == Kind::module) enter(*member.module);
-        }
-    };
-    enter(module);
+    modes_.emplace_back(&module, module.training_);
+    walk(module, [&](const Member& member, const std::string&, std::size_t) {
+        if (member.kind == Kind::module) modes_.emplace_back(member.module, member.module->training_);
+    });
+    for (const auto& [one, training] : modes_) one->training_ = false;
 }
 
 EvalMode::~EvalMode() {
@@ -409,18 +406,18 @@ Tensor parameter(const Tensor& initial) {
     return leaf;
 }
 
+void check_type(const Module& module, const std::type_info& type) {
+    if (typeid(module) == type) return;
+    throw Error("module",
+                fmt::format("{} is copied as a {}, which would lose what its type adds. Copy it as what "
+                            "it is.",
+                            module.describe(), type_name(type)));
+}
+
 void detach_copies(Module& module) {
     module.replace_tensors([](const Tensor& tensor, Kind) {
         return leaf_like(tensor, [](const Tensor& x) { return x.clone(); });
     });
 }
-
-std::string to_string(const Module& module) {
-    std::string text;
-    print_tree(module, "", 0, text);
-    return text + with_commas(module.parameter_count()) + " parameters";
-}
-
-std::ostream& operator<<(std::ostream& stream, const Module& module) { return stream << to_string(module); }
 
 }  // namespace potluck::nn

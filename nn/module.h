@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 
 namespace potluck::nn {
 
+class Branch;
 class Module;
 
 /// Tensors by name: what a module or an optimizer consists of.
@@ -41,6 +43,8 @@ public:
     /// A tensor that is trained. An undefined one (an absent bias) is left out.
     Members& operator()(const std::string& name, Tensor& parameter);
     Members& operator()(const std::string& name, Module& module);
+    /// What is added to a layer. An empty one is left out.
+    Members& operator()(const std::string& name, Branch& branch);
     /// A list: its entries are called name.0, name.1, ...
     template <class T>
     Members& operator()(const std::string& name, std::vector<T>& list) {
@@ -93,6 +97,30 @@ private:
     mutable std::shared_ptr<char> token_;  // made for the first who asks
 };
 
+namespace detail {
+
+/// Signatures that forward() is given by mistake. They would not override Module's, and the mistake would show when the
+/// module runs; since these are final, the compiler refuses them.
+class WrongForward {
+protected:
+    WrongForward() = default;
+    WrongForward(const WrongForward&) = default;
+    WrongForward& operator=(const WrongForward&) = default;
+    ~WrongForward() = default;
+
+private:
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"
+    virtual void forward(Tensor) final {}               // write Tensor forward(const Tensor& x) override
+    virtual void forward(Tensor&) final {}              // write Tensor forward(const Tensor& x) override
+    virtual void forward(Tensor&&) final {}             // write Tensor forward(const Tensor& x) override
+    virtual void forward(Tensor) const final {}         // write Tensor forward(const Tensor& x) override
+    virtual void forward(const Tensor&) const final {}  // write Tensor forward(const Tensor& x) override
+#pragma GCC diagnostic pop
+};
+
+}  // namespace detail
+
 /// The base of everything with parameters. A module is a plain struct: its layers are members, which members() names
 /// once, and forward() computes:
 ///
@@ -105,14 +133,15 @@ private:
 /// Copies share their parameters, as copies of a Tensor do; clone() makes parameters of its own. A tensor that stands
 /// at two places (GPT-2's embedding is also its output layer) is tied: it counts once in parameters(), keeps both names
 /// in the state dict, and stays tied through to(), clone() and loading.
-class Module {
+class Module : private detail::WrongForward {
 public:
     Module() = default;
     virtual ~Module() = default;
     Module(const Module&) = default;
     Module(Module&&) = default;
-    Module& operator=(const Module&) = default;
-    Module& operator=(Module&&) = default;
+    /// Throws Error when the other is of another type: what a derived type adds would be lost. See Branch.
+    Module& operator=(const Module& other);
+    Module& operator=(Module&& other);
 
     /// Names the members. A module without any (an activation) need not override it.
     virtual void members(Members& m);
@@ -181,6 +210,7 @@ private:
     friend class EvalMode;
 
     Tensor at_home(const Tensor& x) const;
+    void check_assignment(const Module& other) const;
 
     bool training_ = true;
     std::uint64_t random_site_ = 0;  // 0: none
@@ -190,7 +220,7 @@ private:
 /// Puts a module and all below into evaluation while it lives, then each back to what it was.
 class EvalMode {
 public:
-    explicit EvalMode(Module& module);
+    [[nodiscard]] explicit EvalMode(Module& module);
     ~EvalMode();
     EvalMode(const EvalMode&) = delete;
     EvalMode& operator=(const EvalMode&) = delete;
@@ -202,9 +232,13 @@ private:
 /// A tensor made into a parameter: a leaf that collects gradients.
 Tensor parameter(const Tensor& initial);
 
-/// A copy of a module with parameters and buffers of its own.
+/// Throws Error when the module is of a type derived from `type`: a copy as that type would lose what it adds.
+void check_type(const Module& module, const std::type_info& type);
+
+/// A copy of a module with parameters and buffers of its own. Throws Error when it is of a type derived from M.
 template <std::copyable M>
 requires std::derived_from<M, Module> M clone(const M& module) {
+    check_type(module, typeid(M));
     M copy = module;
     detach_copies(copy);
     return copy;
@@ -212,7 +246,7 @@ requires std::derived_from<M, Module> M clone(const M& module) {
 /// Gives a module its own copies of all tensors that it shares with others. What clone() is made of.
 void detach_copies(Module& module);
 
-/// The modules as a tree, one a line, with the number of parameters.
+/// The modules as a tree, one a line with the shapes of its own parameters and buffers, and the number of parameters.
 std::string to_string(const Module& module);
 std::ostream& operator<<(std::ostream& stream, const Module& module);
 

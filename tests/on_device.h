@@ -57,20 +57,22 @@ inline Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step 
                      TensorOptions options = {DType::i64}) {
     return potluck::arange(start, end, step, on_test_device(options));
 }
-inline Tensor tensor(double value, TensorOptions options = {}) {
+template <class Number>
+requires std::is_arithmetic_v<Number> Tensor tensor(Number value, TensorOptions options = {}) {
     return potluck::tensor(value, on_test_device(options));
 }
-inline Tensor tensor(std::initializer_list<double> values, TensorOptions options = {}) {
+template <int = 0>
+Tensor tensor(std::initializer_list<Scalar> values, TensorOptions options = {}) {
     return potluck::tensor(values, on_test_device(options));
 }
-inline Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, TensorOptions options = {}) {
+inline Tensor tensor(std::initializer_list<std::initializer_list<Scalar>> rows, TensorOptions options = {}) {
     return potluck::tensor(rows, on_test_device(options));
 }
 inline Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options = {}) {
     return potluck::tensor(values, shape, on_test_device(options));
 }
-template <std::same_as<std::vector<std::int64_t>> Integers>
-Tensor tensor(const Integers& values, const Shape& shape, TensorOptions options = {DType::i64}) {
+template <Element T>
+Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options = {dtype_of<T>()}) {
     return potluck::tensor(values, shape, on_test_device(options));
 }
 

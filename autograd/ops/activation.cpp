@@ -44,6 +44,8 @@ Tensor relu(const Tensor& x) {
     });
 }
 
+Tensor gelu(const Tensor& x) { return gelu(x, GeluKind::erf); }
+
 Tensor gelu(const Tensor& x, GeluKind kind) {
     const OpScope scope("gelu");
     return detail::record_gelu(

@@ -9,7 +9,8 @@ Tensor relu(const Tensor& x);
 enum class GeluKind { erf, tanh };
 /// x times the normal distribution's cumulative probability at x (Hendrycks and Gimpel, 2016), exact by erf (the default)
 /// or by the tanh approximation that GPT-2 uses.
-Tensor gelu(const Tensor& x, GeluKind kind = GeluKind::erf);
+Tensor gelu(const Tensor& x);
+Tensor gelu(const Tensor& x, GeluKind kind);
 /// x * sigmoid(x), also called swish.
 Tensor silu(const Tensor& x);
 /// silu(gate) * up in one pass, with broadcasting: the gated unit of Llama (Shazeer, "GLU Variants Improve Transformer",

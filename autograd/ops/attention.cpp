@@ -61,7 +61,8 @@ Sizes check(const char* name, const Tensor& q, const Tensor& k, const Tensor& v,
                           "the mask is {}, but bool (true: may be seen) or floating (added to the scores) is "
                           "needed.",
                           mask.dtype()));
-        mask.broadcast_alias(name, {s.batch, s.heads, s.queries, s.keys});  // throws when it does not fit
+        (void)mask.broadcast_alias(name,
+                                   {s.batch, s.heads, s.queries, s.keys});  // throws when it does not fit
     }
     return s;
 }

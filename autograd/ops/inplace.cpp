@@ -71,7 +71,8 @@ Tensor operand(const char* name, const Tensor& target, const Tensor& source, DTy
 const Tensor& Tensor::fill_(const Scalar& value) const {
     const OpScope scope("fill_");
     require_changeable("fill_", *this);
-    if (!is_floating(dtype())) full({}, value, {dtype()});  // refuses a value that the dtype does not hold
+    if (!is_floating(dtype()))
+        (void)full({}, value, {dtype()});  // refuses a value that the dtype does not hold
     Tensor target = detach();
     potluck::backend(device()).fill(target, value);
     storage()->bump_version();

@@ -179,7 +179,7 @@ void require_correction(const char* name, double correction) {
 
 /// x minus its mean over the reduced axes, in f32 or better: a large mean leaves nothing of a difference in half types.
 Tensor centred(const Tensor& given, const ReduceLayout& layout) {
-    const Axes reduced(layout.order.end() - layout.count, layout.order.end());
+    const Axes reduced(std::vector<std::int64_t>(layout.order.end() - layout.count, layout.order.end()));
     const Tensor x = to(given, promote(given.dtype(), DType::f32));
     return reduced.empty() ? x - x : x - mean(x, reduced, /*keep_axes=*/true);
 }

@@ -1,12 +1,25 @@
 #pragma once
 
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
 
 namespace potluck {
 
-using Axes = std::vector<std::int64_t>;
+/// One axis or several: sum(x, 1), sum(x, {0, 2}). Empty: all axes.
+class Axes : public std::vector<std::int64_t> {
+public:
+    Axes() = default;
+    template <std::integral T>
+    requires(!std::same_as<T, bool>) Axes(T axis)
+        : std::vector<std::int64_t>{static_cast<std::int64_t>(axis)} {}
+    Axes(std::initializer_list<std::int64_t> axes) : std::vector<std::int64_t>(axes) {}
+    Axes(std::vector<std::int64_t> axes) : std::vector<std::int64_t>(std::move(axes)) {}
+};
 
 // Reductions over the given axes (negative ones count from the back), or over all axes when none is named.
 // keep_axes leaves reduced axes with size 1. An axis named twice or out of range is an Error.

@@ -125,14 +125,14 @@ void Attention::members(Members& m) {
 
 Tensor Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
     const RandomSiteScope site(random_site());
-    if (x.ndim() != 3 || x.size(2) != config_.width) {
+    if (x.ndim() != 3 || x.size(2) != q_proj.weight.size(1)) {
         throw Error("attention", fmt::format("the input is {}. It must be (batch, time, {}).",
-                                             pretty(x.shape()), config_.width));
+                                             pretty(x.shape()), q_proj.weight.size(1)));
     }
     const std::int64_t time = x.size(1);
-    Tensor q = split_heads(q_proj(x), config_.heads);      // (batch, heads, time, head_size)
-    Tensor k = split_heads(k_proj(x), *config_.kv_heads);  // (batch, kv_heads, time, head_size)
-    Tensor v = split_heads(v_proj(x), *config_.kv_heads);
+    Tensor q = split_heads(q_proj(x), heads());     // (batch, heads, time, head_size)
+    Tensor k = split_heads(k_proj(x), kv_heads());  // (batch, kv_heads, time, head_size)
+    Tensor v = split_heads(v_proj(x), kv_heads());
     if (config_.rotary.cosine.defined()) {
         const std::int64_t position = cache != nullptr ? cache->length() : 0;
         const Tensor cosine = config_.rotary.cosine.narrow(0, position, time);
@@ -147,8 +147,8 @@ Tensor Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t la
 }
 
 std::string Attention::describe() const {
-    return fmt::format("Attention({}, {} heads of {}, {} for keys and values{})", config_.width,
-                       config_.heads, config_.head_size, *config_.kv_heads,
+    return fmt::format("Attention({}, {} heads of {}, {} for keys and values{})", q_proj.weight.size(1),
+                       heads(), config_.head_size, kv_heads(),
                        config_.rotary.cosine.defined() ? ", rotary" : "");
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/options.h"
 #include "core/tensor.h"
 #include "nn/layers/linear.h"
 #include "nn/module.h"
@@ -57,7 +58,7 @@ struct AttentionConfig {
     std::optional<std::int64_t> kv_heads =
         {};                      // heads of keys and values, each shared by a group of query heads
     std::int64_t head_size = 0;  // 0: width / heads
-    bool causal = true;          // a token sees itself and what comes before
+    bool causal = false;         // true: a token sees itself and what comes before, and nothing behind
     bool bias = false;           // of the four projections
     double dropout = 0.0;        // of attention weights, while training
     RotaryTable rotary = {};
@@ -72,12 +73,18 @@ public:
 
     /// Throws Error when heads do not divide width or kv_heads do not divide heads.
     explicit Attention(AttentionConfig config);
+    template <std::size_t N>
+    explicit Attention(MistypedOptions<N>) = delete;  // no such option: see AttentionConfig
 
     void members(Members& m) override;
     Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
     /// With a cache, x are the tokens that follow those that the cache holds for `layer`.
     Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
     std::string describe() const override;
+    /// Query heads, and heads of keys and values, that the weights make. A layer with a share of the heads is the same code.
+    std::int64_t heads() const { return q_proj.weight.size(0) / config_.head_size; }
+    std::int64_t kv_heads() const { return k_proj.weight.size(0) / config_.head_size; }
+    std::int64_t head_size() const { return config_.head_size; }
 
 private:
     struct Completed {};

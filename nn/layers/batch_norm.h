@@ -6,6 +6,7 @@
 #include "autograd/grad_mode.h"
 #include "autograd/ops/batch_norm.h"
 #include "core/factories.h"
+#include "core/options.h"
 #include "nn/module.h"
 
 namespace potluck::nn {
@@ -44,6 +45,8 @@ public:
         running_var = ones({channels});
         num_batches_tracked = zeros({}, {DType::i64});
     }
+    template <std::size_t N>
+    BatchNorm(std::int64_t, MistypedOptions<N>) = delete;  // no such option: see BatchNormOptions
 
     void members(Members& m) override {
         m("weight", weight)("bias", bias)

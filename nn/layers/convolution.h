@@ -6,6 +6,7 @@
 
 #include "autograd/ops/convolution.h"
 #include "core/factories.h"
+#include "core/options.h"
 #include "nn/init.h"
 #include "nn/module.h"
 
@@ -71,6 +72,8 @@ public:
         detail::make_convolution("conv1d", {filters, 0, kernel}, channels, given.groups, given.bias,
                                  given.initialize, weight, bias);
     }
+    template <std::size_t N>
+    Conv1d(std::int64_t, std::int64_t, std::int64_t, MistypedOptions<N>) = delete;  // see Conv1dOptions
 
     void members(Members& m) override { m("weight", weight)("bias", bias); }
     Tensor forward(const Tensor& x) override { return conv1d(x, weight, bias, options); }
@@ -93,6 +96,8 @@ public:
         detail::make_convolution("conv2d", {filters, 0, kernel.height, kernel.width}, channels, given.groups,
                                  given.bias, given.initialize, weight, bias);
     }
+    template <std::size_t N>
+    Conv2d(std::int64_t, std::int64_t, HeightWidth, MistypedOptions<N>) = delete;  // see Conv2dOptions
 
     void members(Members& m) override { m("weight", weight)("bias", bias); }
     Tensor forward(const Tensor& x) override { return conv2d(x, weight, bias, options); }

@@ -7,6 +7,8 @@
 
 #include "autograd/ops/matmul.h"
 #include "core/factories.h"
+#include "core/options.h"
+#include "nn/branch.h"
 #include "nn/init.h"
 #include "nn/module.h"
 
@@ -17,10 +19,11 @@ struct LinearOptions {
     bool initialize = true;  // false leaves zeros, for a model that sets its own start values
 };
 
-/// x weight^T + bias: (.., in) to (.., out). weight (out, in), bias (out). Both start uniform in +-1 / sqrt(in).
+/// x weight^T + bias, and what a branch adds: (.., in) to (.., out). weight (out, in), bias (out). Both start uniform in +-1 / sqrt(in).
 class Linear : public Module {
 public:
     Tensor weight, bias;
+    Branch branch;  // none unless one is assigned: see Branch
 
     /// Throws Error when a size is below 1.
     Linear(std::int64_t in, std::int64_t out, LinearOptions options = {}) {
@@ -36,6 +39,9 @@ public:
         if (options.bias) init::uniform(bias, -bound, bound);
     }
 
+    template <std::size_t N>
+    Linear(std::int64_t, std::int64_t, MistypedOptions<N>) = delete;  // no such option: see LinearOptions
+
     /// Made of given tensors, which it shares: a layer tied to another one. Throws Error when they are not (out, in)
     /// and (out).
     explicit Linear(Tensor shared_weight, Tensor shared_bias = {})
@@ -48,8 +54,8 @@ public:
         }
     }
 
-    void members(Members& m) override { m("weight", weight)("bias", bias); }
-    Tensor forward(const Tensor& x) override { return linear(x, weight, bias); }
+    void members(Members& m) override { m("weight", weight)("bias", bias)("branch", branch); }
+    Tensor forward(const Tensor& x) override { return branch.add_to(linear(x, weight, bias), x); }
     std::string describe() const override {
         return "Linear(" + std::to_string(weight.size(1)) + ", " + std::to_string(weight.size(0)) +
                (bias.defined() ? ")" : ", no bias)");

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 #include <utility>
 
 #include "autograd/ops/activation.h"
@@ -21,9 +21,13 @@ public:
     MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Tensor (*activation)(const Tensor&) = relu)
         : MLP(in, hidden, out, std::function<Tensor(const Tensor&)>(activation)) {}
     /// Takes anything else that makes a tensor of a tensor.
-    template <std::invocable<const Tensor&> Activation>
+    template <class Activation>
     MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Activation activation)
-        : up(in, hidden), down(hidden, out), activation_(std::move(activation)) {
+        : up(in, hidden), down(hidden, out) {
+        constexpr bool fits = std::is_constructible_v<std::function<Tensor(const Tensor&)>, Activation>;
+        static_assert(fits,
+                      "the activation takes one tensor: write [](const Tensor& x) { return f(x, ...); }");
+        if constexpr (fits) activation_ = std::move(activation);
         if (!activation_) throw Error("mlp", "the activation is an empty function. Give one, such as relu.");
     }
 

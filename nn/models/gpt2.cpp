@@ -31,22 +31,23 @@ const GPT2Config& checked(const GPT2Config& config) {
 Conv1D::Conv1D(std::int64_t in, std::int64_t out)
     : weight(parameter(zeros({in, out}))), bias(parameter(zeros({out}))) {}
 
-Tensor Conv1D::forward(const Tensor& x) { return linear(x, weight.transpose(0, 1), bias); }
+Tensor Conv1D::forward(const Tensor& x) { return branch.add_to(linear(x, weight.transpose(0, 1), bias), x); }
 
 std::string Conv1D::describe() const { return fmt::format("Conv1D({}, {})", weight.size(0), weight.size(1)); }
 
 GPT2Attention::GPT2Attention(const GPT2Config& config)
     : c_attn(config.width, 3 * config.width),
       c_proj(config.width, config.width),
-      heads_(config.heads),
+      head_size_(config.width / config.heads),
       dropout_(config.dropout) {}
 
 Tensor GPT2Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
     const RandomSiteScope site(random_site());
-    const std::vector<Tensor> parts = split(c_attn(x), x.size(-1), -1);  // three of (batch, time, width)
-    const Tensor q = split_heads(parts[0], heads_);                      // (batch, heads, time, head_size)
-    Tensor k = split_heads(parts[1], heads_);
-    Tensor v = split_heads(parts[2], heads_);
+    const Tensor qkv = c_attn(x);  // (batch, time, 3 * heads * head_size)
+    const std::vector<Tensor> parts = split(qkv, heads() * head_size_, -1);
+    const Tensor q = split_heads(parts[0], heads());  // (batch, heads, time, head_size)
+    Tensor k = split_heads(parts[1], heads());
+    Tensor v = split_heads(parts[2], heads());
     if (cache != nullptr) std::tie(k, v) = cache->append(layer, k, v);
     const Tensor y =
         scaled_dot_product_attention(q, k, v, {.causal = true, .dropout = is_training() ? dropout_ : 0.0});
@@ -57,6 +58,7 @@ GPT2MLP::GPT2MLP(const GPT2Config& config)
     : c_fc(config.width, 4 * config.width), c_proj(4 * config.width, config.width) {}
 
 Tensor GPT2MLP::forward(const Tensor& x) {
+    if (c_fc.branch) return c_proj(gelu(c_fc(x), GeluKind::tanh));
     return c_proj(linear_gelu(x, c_fc.weight.transpose(0, 1), c_fc.bias));
 }
 
@@ -93,27 +95,10 @@ GPT2::GPT2(const GPT2Config& config)
     }
 }
 
-Tensor GPT2::features(const Tensor& ids, KeyValueCache* cache) {
-    const std::int64_t start = cache != nullptr ? cache->length() : 0;
+Tensor GPT2::embed(const Tensor& ids, std::int64_t start) {
     check_ids("gpt2", ids, start, config_.context);
-    const std::int64_t time = ids.size(1);
-    const Tensor positions = transformer.wpe.weight.narrow(0, start, time);  // (time, width)
-    Tensor x = transformer.dropout(transformer.wte(ids) + positions);        // (batch, time, width)
-    for (std::size_t i = 0; i < transformer.h.size(); ++i) {
-        x = transformer.h[i].forward(x, cache, static_cast<std::int64_t>(i));
-    }
-    if (cache != nullptr) cache->advance(time);
-    return transformer.ln_f(x);
-}
-
-KeyValueCache GPT2::make_cache(std::int64_t batch) {
-    const Tensor& weight = transformer.wte.weight;
-    return {config_.layers,
-            batch,
-            config_.heads,
-            config_.context,
-            config_.width / config_.heads,
-            {weight.dtype(), weight.device()}};
+    const Tensor positions = transformer.wpe.weight.narrow(0, start, ids.size(1));  // (time, width)
+    return transformer.dropout(transformer.wte(ids) + positions);
 }
 
 double GPT2::flops_per_token(std::int64_t time) const {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "core/options.h"
+#include "nn/branch.h"
 #include "nn/layers/attention.h"
 #include "nn/layers/dropout.h"
 #include "nn/layers/embedding.h"
@@ -26,13 +28,14 @@ struct GPT2Config {
     bool tie_embeddings = true;  // the output layer is the embedding
 };
 
-/// x weight + bias with weight (in, out), the layout in which GPT-2's weights are published (a "Conv1D").
+/// x weight + bias, and what a branch adds, with weight (in, out), the layout in which GPT-2's weights are published (a "Conv1D").
 class Conv1D : public Module {
 public:
     Tensor weight, bias;
+    Branch branch;  // none unless one is assigned: see Branch
 
     Conv1D(std::int64_t in, std::int64_t out);  // zeros: GPT2 sets the start values
-    void members(Members& m) override { m("weight", weight)("bias", bias); }
+    void members(Members& m) override { m("weight", weight)("bias", bias)("branch", branch); }
     Tensor forward(const Tensor& x) override;
     std::string describe() const override;
 };
@@ -46,9 +49,12 @@ public:
     void members(Members& m) override { m("c_attn", c_attn)("c_proj", c_proj); }
     Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
     Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
+    /// Heads that the weights make.
+    std::int64_t heads() const { return c_attn.weight.size(1) / (3 * head_size_); }
+    std::int64_t head_size() const { return head_size_; }
 
 private:
-    std::int64_t heads_;
+    std::int64_t head_size_;
     double dropout_;
 };
 
@@ -62,7 +68,7 @@ public:
 };
 
 /// x + attn(ln_1(x)), then x + mlp(ln_2(x)).
-class GPT2Block : public Module {
+class GPT2Block : public Block {
 public:
     LayerNorm ln_1, ln_2;
     GPT2Attention attn;
@@ -73,8 +79,10 @@ public:
     void members(Members& m) override {
         m("ln_1", ln_1)("attn", attn)("ln_2", ln_2)("mlp", mlp)("dropout", dropout);
     }
-    Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
-    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
+    using Block::forward;
+    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) override;
+    std::int64_t kv_heads() const override { return attn.heads(); }
+    std::int64_t head_size() const override { return attn.head_size(); }
 };
 
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) with the names and shapes of
@@ -100,11 +108,15 @@ public:
 
     /// Throws Error for sizes below 1, heads that do not divide width, or dropout outside [0, 1].
     explicit GPT2(const GPT2Config& config);
+    template <std::size_t N>
+    explicit GPT2(MistypedOptions<N>) = delete;  // no such option: see GPT2Config
 
     void members(Members& m) override { m("transformer", transformer)("lm_head", lm_head); }
-    Tensor features(const Tensor& ids, KeyValueCache* cache) override;
+    Tensor embed(const Tensor& ids, std::int64_t start) override;
+    std::int64_t layers() const override { return static_cast<std::int64_t>(transformer.h.size()); }
+    Block& layer(std::int64_t index) override { return checked_block("gpt2", transformer.h, index); }
+    Tensor finish(const Tensor& x) override { return transformer.ln_f(x); }
     Tensor head(const Tensor& features) override { return lm_head(features); }
-    KeyValueCache make_cache(std::int64_t batch) override;
     std::int64_t context() const override { return config_.context; }
     std::int64_t vocabulary() const override { return config_.vocabulary; }
     double flops_per_token(std::int64_t time) const override;

@@ -4,6 +4,20 @@
 
 namespace potluck::nn {
 
+Tensor LanguageModel::features(const Tensor& ids, KeyValueCache* cache) {
+    Tensor x = embed(ids, cache != nullptr ? cache->length() : 0);  // (batch, time, width)
+    for (std::int64_t i = 0; i < layers(); ++i) x = layer(i).forward(x, cache, i);
+    if (cache != nullptr) cache->advance(ids.size(1));
+    return finish(x);
+}
+
+KeyValueCache LanguageModel::make_cache(std::int64_t batch) {
+    const Block& block = layer(0);
+    const Tensor weight = parameters().front();
+    return {
+        layers(), batch, block.kv_heads(), context(), block.head_size(), {weight.dtype(), weight.device()}};
+}
+
 void check_ids(std::string_view op, const Tensor& ids, std::int64_t start, std::int64_t context) {
     if (ids.ndim() != 2 || !is_integer(ids.dtype())) {
         throw Error(

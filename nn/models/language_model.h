@@ -1,6 +1,10 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/tensor.h"
 #include "nn/layers/attention.h"
@@ -8,19 +12,41 @@
 
 namespace potluck::nn {
 
-/// A model that predicts the next token of a text: ids (batch, time) i64 to logits (batch, time, vocabulary).
+/// One layer of a stack: (batch, time, width) to (batch, time, width).
+class Block : public Module {
+public:
+    Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
+    /// With a cache, x are the tokens that follow those that the cache holds for `layer`.
+    virtual Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) = 0;
+    /// Heads of keys and values that a cache holds for this block, and their size. They follow from the weights: a block
+    /// that has a share of the heads needs a cache for that share.
+    virtual std::int64_t kv_heads() const = 0;
+    virtual std::int64_t head_size() const = 0;
+};
+
+/// A model that predicts the next token of a text: ids (batch, time) i64 to logits (batch, time, vocabulary). It is a stack:
+/// head(finish(layer n-1(.. layer 0(embed(ids))))), and whoever runs a part of it, or runs it in another way, calls these.
 class LanguageModel : public Module {
 public:
     Tensor forward(const Tensor& ids) override { return head(features(ids, nullptr)); }
     /// Only the tokens that follow those in the cache; the logits of these. Use it inside a NoGrad block.
     Tensor forward(const Tensor& ids, KeyValueCache& cache) { return head(features(ids, &cache)); }
-
     /// The vectors (batch, time, width) that the head turns into logits. With a cache, ids are the tokens that follow.
-    virtual Tensor features(const Tensor& ids, KeyValueCache* cache) = 0;
+    Tensor features(const Tensor& ids, KeyValueCache* cache);
+
+    /// ids (batch, time) to (batch, time, width); the first token stands at position `start` of its text.
+    virtual Tensor embed(const Tensor& ids, std::int64_t start) = 0;
+    /// Number of blocks.
+    virtual std::int64_t layers() const = 0;
+    /// Block `index`, from 0 on. Throws Error when there is none.
+    virtual Block& layer(std::int64_t index) = 0;
+    /// What comes between the last block and the head: (batch, time, width) to the same.
+    virtual Tensor finish(const Tensor& x) = 0;
     /// (.., width) to logits (.., vocabulary).
     virtual Tensor head(const Tensor& features) = 0;
+
     /// A cache for `batch` texts of at most context() tokens, in the model's dtype and on its device.
-    virtual KeyValueCache make_cache(std::int64_t batch) = 0;
+    KeyValueCache make_cache(std::int64_t batch);
 
     /// The most tokens that the model sees at once.
     virtual std::int64_t context() const = 0;
@@ -29,6 +55,16 @@ public:
     /// matrix product and 12 * layers * width * time for attention (Chowdhery et al., "PaLM", 2022, appendix B).
     virtual double flops_per_token(std::int64_t time) const = 0;
 };
+
+/// Block `index` of a list of blocks. Throws Error(op, ...) when there is none.
+template <std::derived_from<Block> B>
+B& checked_block(std::string_view op, std::vector<B>& blocks, std::int64_t index) {
+    if (index < 0 || index >= static_cast<std::int64_t>(blocks.size())) {
+        throw Error(op, "there is no layer " + std::to_string(index) + " among " +
+                            std::to_string(blocks.size()) + ".");
+    }
+    return blocks[static_cast<std::size_t>(index)];
+}
 
 /// Throws Error(op, ...) unless ids are (batch, time) integers of which all positions from `start` on fit into the
 /// context.

@@ -29,6 +29,7 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, const RotaryTable& rotary)
     : self_attn({.width = config.width,
                  .heads = config.heads,
                  .kv_heads = config.kv_heads,
+                 .causal = true,
                  .rotary = rotary,
                  .initialize = false}),
       mlp(config.width, config.hidden, false),
@@ -63,24 +64,9 @@ Llama::Llama(const LlamaConfig& config)
     }
 }
 
-Tensor Llama::features(const Tensor& ids, KeyValueCache* cache) {
-    check_ids("llama", ids, cache != nullptr ? cache->length() : 0, config_.context);
-    Tensor x = model.embed_tokens(ids);  // (batch, time, width)
-    for (std::size_t i = 0; i < model.layers.size(); ++i) {
-        x = model.layers[i].forward(x, cache, static_cast<std::int64_t>(i));
-    }
-    if (cache != nullptr) cache->advance(ids.size(1));
-    return model.norm(x);
-}
-
-KeyValueCache Llama::make_cache(std::int64_t batch) {
-    const Tensor& weight = model.embed_tokens.weight;
-    return {config_.layers,
-            batch,
-            config_.kv_heads.value_or(config_.heads),
-            config_.context,
-            config_.width / config_.heads,
-            {weight.dtype(), weight.device()}};
+Tensor Llama::embed(const Tensor& ids, std::int64_t start) {
+    check_ids("llama", ids, start, config_.context);
+    return model.embed_tokens(ids);
 }
 
 double Llama::flops_per_token(std::int64_t time) const {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/options.h"
 #include "nn/layers/attention.h"
 #include "nn/layers/embedding.h"
 #include "nn/layers/linear.h"
@@ -30,7 +31,7 @@ struct LlamaConfig {
 };
 
 /// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)).
-class LlamaBlock : public Module {
+class LlamaBlock : public Block {
 public:
     Attention self_attn;
     SwiGLU mlp;
@@ -38,8 +39,10 @@ public:
 
     LlamaBlock(const LlamaConfig& config, const RotaryTable& rotary);
     void members(Members& m) override;
-    Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
-    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
+    using Block::forward;
+    Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) override;
+    std::int64_t kv_heads() const override { return self_attn.kv_heads(); }
+    std::int64_t head_size() const override { return self_attn.head_size(); }
 };
 
 /// Llama (Touvron et al., 2023) with grouped heads and the names and shapes of Hugging Face's LlamaForCausalLM. Weights
@@ -62,11 +65,15 @@ public:
     /// Throws Error for sizes below 1, heads that do not divide width, kv_heads that do not divide heads, or heads of an
     /// odd size.
     explicit Llama(const LlamaConfig& config);
+    template <std::size_t N>
+    explicit Llama(MistypedOptions<N>) = delete;  // no such option: see LlamaConfig
 
     void members(Members& m) override { m("model", model)("lm_head", lm_head); }
-    Tensor features(const Tensor& ids, KeyValueCache* cache) override;
+    Tensor embed(const Tensor& ids, std::int64_t start) override;
+    std::int64_t layers() const override { return static_cast<std::int64_t>(model.layers.size()); }
+    Block& layer(std::int64_t index) override { return checked_block("llama", model.layers, index); }
+    Tensor finish(const Tensor& x) override { return model.norm(x); }
     Tensor head(const Tensor& features) override { return lm_head(features); }
-    KeyValueCache make_cache(std::int64_t batch) override;
     std::int64_t context() const override { return config_.context; }
     std::int64_t vocabulary() const override { return config_.vocabulary; }
     double flops_per_token(std::int64_t time) const override;

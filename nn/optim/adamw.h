@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "core/options.h"
 #include "nn/optim/optimizer.h"
 
 namespace potluck::optim {
@@ -24,6 +25,8 @@ public:
     explicit AdamW(const nn::Module& module, const AdamWOptions& options = {});
     explicit AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options = {});
     explicit AdamW(const std::vector<ParameterSlice>& parameters, const AdamWOptions& options = {});
+    template <std::size_t N>
+    AdamW(const nn::Module&, MistypedOptions<N>) = delete;  // no such option: see AdamWOptions
 
 private:
     static Kind kind_of(const AdamWOptions& options);

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "core/options.h"
 #include "nn/optim/optimizer.h"
 
 namespace potluck::optim {
@@ -24,6 +25,8 @@ public:
     explicit SGD(const nn::Module& module, const SGDOptions& options = {});
     explicit SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options = {});
     explicit SGD(const std::vector<ParameterSlice>& parameters, const SGDOptions& options = {});
+    template <std::size_t N>
+    SGD(const nn::Module&, MistypedOptions<N>) = delete;  // no such option: see SGDOptions
 
 private:
     static Kind kind_of(const SGDOptions& options);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/options.h"
 #include "core/tensor.h"
 #include "data/loader.h"
 #include "nn/module.h"
@@ -71,6 +72,9 @@ public:
     /// The same by another way of computing an update; options.loss belongs to `execution` then and must be empty.
     Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options,
             std::unique_ptr<Execution> execution);
+    template <std::size_t N>
+    Trainer(nn::Module&, optim::Optimizer&, data::Loader&,  // see TrainerOptions
+            MistypedOptions<N>) = delete;
 
     /// Trains to the end, or until should_stop().
     TrainingSummary fit();

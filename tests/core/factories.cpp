@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <sstream>
 
 using namespace potluck;
 
@@ -168,4 +169,65 @@ TEST_CASE("randperm: every number once, in an order that the seed decides") {
         ++seen[static_cast<std::size_t>(three[0] * 3 + three[1])];
     }
     for (const std::size_t index : {1U, 2U, 3U, 5U, 6U, 7U}) CHECK(std::abs(seen[index] - 1000) < 145);
+}
+
+TEST_CASE("tensor: braces mean what they look like, one column and one element too") {
+    CHECK(tensor({{1}, {2}, {3}}).shape() == Shape{3, 1});
+    CHECK(tensor({{1}, {2}, {3}}).to_vector() == Values{1, 2, 3});
+    CHECK(tensor({{5}}).shape() == Shape{1, 1});
+    CHECK(tensor({{1.}}).shape() == Shape{1, 1});
+    CHECK(tensor({{1., 2}}).shape() == Shape{1, 2});
+    CHECK(tensor({{1, 2.5}, {3, 4}}).to_vector() == Values{1, 2.5, 3, 4});
+    CHECK(tensor({5}).shape() == Shape{1});
+    CHECK(tensor({5.}).shape() == Shape{1});
+    CHECK(tensor({1, 2.5}).to_vector() == Values{1, 2.5});
+    CHECK(tensor({}).shape() == Shape{0});
+    CHECK(tensor(5).shape() == Shape{});
+    CHECK(tensor(true).item() == 1.0);
+    CHECK(tensor(5).dtype() == DType::f32);
+    CHECK(tensor({{1}, {2}}, {DType::i64}).dtype() == DType::i64);
+    CHECK(tensor({{true}, {false}}, {DType::boolean}).to_vector() == Values{1, 0});
+    CHECK_THROWS_WITH_AS(tensor({{1, 2}, {3}}), doctest::Contains("row 1 has 1 values"), Error);
+    // Variables, and integers that no double holds.
+    const std::int64_t large = (std::int64_t{1} << 53) + 1;
+    const float half = 0.5F;
+    CHECK(tensor({large, large}, {DType::i64})[1].item<std::int64_t>() == large);
+    CHECK(tensor({{large}, {1}}, {DType::i64})[0].item<std::int64_t>() == large);
+    CHECK(tensor(large, {DType::i64}).item<std::int64_t>() == large);
+    CHECK(tensor({half, half}).to_vector() == Values{0.5, 0.5});
+    CHECK_THROWS_AS(tensor({300}, {DType::u8}), Error);
+    CHECK_THROWS_AS(tensor({{1}, {-1}}, {DType::u8}), Error);
+    CHECK_THROWS_AS(tensor(large, {DType::i32}), Error);
+}
+
+TEST_CASE("tensor: a vector of any element type, in its dtype") {
+    const auto check = [](const auto& values, DType dtype) {
+        const Tensor x = tensor(values);
+        CHECK(x.dtype() == dtype);
+        CHECK(x.shape() == Shape{3});
+        CHECK(x.to_vector() == Values{1, 0, 1});
+        CHECK(tensor(values, {3, 1}).shape() == Shape{3, 1});
+        CHECK(tensor(values, {3, 1}).dtype() == dtype);
+        CHECK(tensor(values, {3}, {DType::f64}).dtype() == DType::f64);
+        CHECK_THROWS_AS(tensor(values, {2}), Error);
+    };
+    check(std::vector<double>{1, 0, 1}, DType::f32);
+    check(std::vector<float>{1, 0, 1}, DType::f32);
+    check(std::vector<float16>{float16(1.0F), float16(0.0F), float16(1.0F)}, DType::f16);
+    check(std::vector<bfloat16>{bfloat16(1.0F), bfloat16(0.0F), bfloat16(1.0F)}, DType::bf16);
+    check(std::vector<std::int64_t>{1, 0, 1}, DType::i64);
+    check(std::vector<std::int32_t>{1, 0, 1}, DType::i32);
+    check(std::vector<std::uint8_t>{1, 0, 1}, DType::u8);
+    check(std::vector<bool>{true, false, true}, DType::boolean);
+    CHECK(tensor(std::vector<float>{}).shape() == Shape{0});
+}
+
+TEST_CASE("shape: is printed, and is a vector") {
+    std::ostringstream stream;
+    stream << zeros({2, 3}).shape() << Shape{} << Shape{4};
+    CHECK(stream.str() == "(2, 3)()(4)");
+    const std::vector<std::int64_t> sizes = zeros({2, 3}).shape();
+    CHECK(zeros(sizes).shape() == Shape{2, 3});
+    CHECK(zeros({2, 3}).shape() == sizes);
+    CHECK(Shape(3, 7) == Shape{7, 7, 7});
 }

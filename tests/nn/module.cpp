@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <memory>
 #include <sstream>
 
@@ -128,7 +129,7 @@ TEST_CASE("module: a member without a name or with a name that is taken is refus
     struct Itself : nn::Module {
         void members(nn::Members& m) override { m("self", *this); }
     };
-    check_error([] { Itself().parameters(); }, {"[module]", "names itself", "\"self\""});
+    check_error([] { Itself().parameters(); }, {"[module]", "circle", "Itself -> self: Itself"});
     check_error([] { nn::MLP(1, 1, 1, nullptr); }, {"[mlp]", "empty function"});
     check_error([] { Twice().parameters(); }, {"[module]", "\"a\""});
     check_error([] { Empty().parameters(); }, {"[module]", "empty name"});
@@ -284,10 +285,231 @@ TEST_CASE("module: gradients can be dropped, parameters frozen") {
 
 TEST_CASE("module: prints as a tree") {
     std::ostringstream stream;
-    stream << Small();
-    CHECK(stream.str() == "Small\n  a: Linear(3, 4)\n  b: Linear(4, 2, no bias)\n24 parameters");
+    Small small;
+    small.b.to(DType::bf16);
+    stream << small;
+    CHECK(stream.str() ==
+          "Small: count (1) i64, table (2)\n"
+          "  a: Linear(3, 4): weight (4, 3), bias (4)\n"
+          "  b: Linear(4, 2, no bias): weight (2, 4) bf16\n"
+          "24 parameters");
     CHECK(nn::to_string(Net()).ends_with("\n203,530 parameters"));
-    CHECK(nn::to_string(Lists()).find("\n  mixed.1: RMSNorm(2)\n") != std::string::npos);
+    const std::string lists = nn::to_string(Lists());
+    CHECK(lists.find("Lists: scale.0 (2)\n") == 0);
+    CHECK(lists.find("\n  mixed.1: RMSNorm(2): weight (2)\n") != std::string::npos);
+    CHECK(nn::to_string(nn::Dropout(0.5)).find("Dropout(0.5") == 0);
+}
+
+namespace {
+
+struct Inner : nn::Module {
+    nn::Module* owner = nullptr;
+    Tensor scale = nn::parameter(ones({1}));
+    void members(nn::Members& m) override {
+        m("scale", scale);
+        if (owner != nullptr) m("owner", *owner);
+    }
+};
+struct Outer : nn::Module {
+    nn::Linear first{2, 2};
+    Inner inner;
+    void members(nn::Members& m) override { m("first", first)("inner", inner); }
+    Tensor forward(const Tensor& x) override { return first(x); }
+};
+
+}  // namespace
+
+TEST_CASE("module: modules that name each other are refused by everything that walks them, with the names") {
+    Outer outer;
+    outer.inner.owner = &outer;
+    const std::vector<std::string> parts = {"[module]", "circle", "Outer -> inner: Inner -> owner: Outer"};
+    check_error([&] { outer.parameters(); }, parts);
+    check_error([&] { outer.named_parameters(); }, parts);
+    check_error([&] { outer.parameter_count(); }, parts);
+    check_error([&] { outer.tied_names(); }, parts);
+    check_error([&] { outer.state_dict(); }, parts);
+    check_error([&] { outer.load_state_dict({}); }, parts);
+    check_error([&] { outer.to(DType::f64); }, parts);
+    check_error([&] { outer.to(Device::cpu()); }, parts);
+    check_error([&] { outer.train(); }, parts);
+    check_error([&] { outer.assign_random_sites(); }, parts);
+    check_error([&] { outer.zero_grad(); }, parts);
+    check_error([&] { outer.set_requires_grad(false); }, parts);
+    check_error([&] { nn::EvalMode evaluating(outer); }, parts);
+    check_error([&] { nn::to_string(outer); }, parts);
+    check_error([&] { nn::clone(outer); }, parts);
+    check_error([&] { optim::SGD optimizer(outer); }, parts);
+    check_error([&] { nn::forgotten_leaves(ones({1}), outer); }, parts);
+    check_error([&] { outer.inner.parameters(); }, {"Inner -> owner: Outer -> inner: Inner"});
+    outer.inner.owner = nullptr;
+    CHECK(outer.parameters().size() == 3);
+    // A module that stands at two places goes in no circle.
+    Inner shared, twice;
+    twice.owner = &shared;
+    struct Both : nn::Module {
+        Inner *a, *b;
+        void members(nn::Members& m) override { m("a", *a)("b", *b); }
+    } both;
+    both.a = &shared;
+    both.b = &twice;
+    CHECK(both.parameters().size() == 2);
+}
+
+namespace {
+
+/// x a^T b^T, the product of two thin matrices, b starting at 0 (Hu et al., "LoRA", 2021).
+struct Lora : nn::Module {
+    Tensor a, b;
+    Lora(std::int64_t in, std::int64_t out, std::int64_t rank)
+        : a(nn::parameter(randn({rank, in}))), b(nn::parameter(zeros({out, rank}))) {}
+    void members(nn::Members& m) override { m("a", a)("b", b); }
+    Tensor forward(const Tensor& x) override { return linear(linear(x, a), b); }
+};
+
+void set_to(const Tensor& parameter, double value) {
+    const NoGrad guard;
+    parameter.fill_(value);
+}
+
+struct LoraLinear : nn::Linear {
+    Tensor a = nn::parameter(ones({1, 3}));
+    using Linear::Linear;
+    void members(nn::Members& m) override {
+        Linear::members(m);
+        m("a", a);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("module: what a derived type adds is never lost without a word") {
+    nn::Linear plain(3, 4);
+    LoraLinear lora(3, 4), other(3, 4);
+    check_error([&] { plain = lora; }, {"[module]", "is assigned to", "Linear(3, 4)", "branch"});
+    check_error([&] { plain = LoraLinear(3, 4); }, {"[module]"});
+    CHECK(plain.parameters().size() == 2);
+    nn::Module& as_base = plain;
+    check_error([&] { as_base = lora; }, {"[module]"});
+    const nn::Linear& seen_as = lora;
+    check_error([&] { nn::clone(seen_as); }, {"[module]", "copied as a Linear", "Copy it as what it is"});
+    // Copies of the same type are what they were.
+    lora = other;
+    CHECK(same(lora.a, other.a));
+    CHECK(LoraLinear(lora).parameters().size() == 3);
+    LoraLinear moved = std::move(other);
+    CHECK(moved.parameters().size() == 3);
+    std::vector<LoraLinear> many(1, lora);
+    for (int i = 0; i < 9; ++i) many.push_back(many.front());
+    CHECK(many.back().parameters().size() == 3);
+    plain = nn::Linear(3, 4);
+    CHECK(nn::clone(plain).parameters().size() == 2);
+}
+
+TEST_CASE("module: a branch adds to a layer, and belongs to it") {
+    nn::Linear layer(3, 4);
+    const Tensor x = randn({2, 3}), before = layer(x);
+    const std::vector<std::string> names = names_of(layer);
+    layer.set_requires_grad(false);
+    Lora lora(3, 4, 2);
+    layer.branch = lora;
+    CHECK(same(layer(x), before));
+    CHECK(names_of(layer) == std::vector<std::string>{"weight", "bias", "branch.a", "branch.b"});
+    CHECK(nn::to_string(layer).find("\n  branch: Lora: a (2, 3), b (4, 2)\n") != std::string::npos);
+    set_to(lora.b, 1.0);  // which the branch shares, as every copy of a module does
+    CHECK(test::relative_error(layer(x), before + linear(linear(x, lora.a), lora.b)) < 1e-6);
+    layer(x).sum().backward();
+    CHECK(lora.a.grad().defined());
+    CHECK_FALSE(layer.weight.grad().defined());
+
+    nn::Linear copy = layer;  // has a branch of its own that shares the tensors
+    CHECK(copy.state_dict()["branch.a"].is_same(lora.a));
+    nn::Linear apart = nn::clone(layer);
+    CHECK_FALSE(apart.state_dict()["branch.a"].is_same(lora.a));
+    CHECK(same(apart(x), layer(x)));
+    apart.to(DType::f64);
+    CHECK(apart.state_dict()["branch.b"].dtype() == DType::f64);
+    CHECK(lora.b.dtype() == DType::f32);
+    apart.branch = {};
+    CHECK(names_of(apart) == names);
+    CHECK(names_of(layer).size() == 4);
+    layer.eval();
+    CHECK_FALSE((*layer.branch).is_training());
+    check_error([&] { *apart.branch; }, {"[branch]", "there is none"});
+    layer.branch = Lora(3, 5, 1);
+    check_error([&] { layer(x); }, {"[branch]", "Lora", "(2, 5)", "(2, 4)"});
+    nn::Linear taken = std::move(layer);
+    CHECK(names_of(taken).size() == 4);
+    layer = taken;
+    CHECK(names_of(layer).size() == 4);
+}
+
+TEST_CASE("module: branches of the projections of GPT-2 and Llama take part") {
+    const auto try_model = [](nn::LanguageModel& model, auto&& projections) {
+        const Tensor ids = tensor(std::vector<std::int64_t>{1, 2, 3}, {1, 3});
+        Tensor before = model(ids).detach();
+        model.set_requires_grad(false);
+        std::size_t count = 0;
+        for (auto* projection : projections) {
+            const Shape& shape = projection->weight.shape();
+            const bool in_first = std::is_same_v<decltype(projection), nn::Conv1D*>;
+            Lora lora(shape[in_first ? 0 : 1], shape[in_first ? 1 : 0], 2);
+            projection->branch = lora;
+            CHECK(same(model(ids), before));
+            set_to(lora.b, 0.1);
+            const Tensor after = model(ids).detach();
+            CHECK(test::relative_error(after, before) > 1e-7);  // each of them is asked
+            before = after;
+            count += 2;
+        }
+        cross_entropy(model(ids), ids).backward();
+        std::size_t trained = 0;
+        for (const Tensor& parameter : model.parameters()) trained += parameter.grad().defined() ? 1 : 0;
+        CHECK(trained == count);
+    };
+    nn::GPT2 gpt2({.vocabulary = 11, .context = 8, .width = 8, .heads = 2, .layers = 1});
+    nn::GPT2Block& block = gpt2.transformer.h[0];
+    try_model(gpt2, std::vector<nn::Conv1D*>{&block.attn.c_attn, &block.attn.c_proj, &block.mlp.c_fc,
+                                             &block.mlp.c_proj});
+    CHECK(gpt2.state_dict().contains("transformer.h.0.attn.c_attn.branch.a"));
+    nn::Llama llama({.vocabulary = 11, .context = 8, .width = 8, .hidden = 12, .heads = 2, .layers = 1});
+    nn::LlamaBlock& one = llama.model.layers[0];
+    try_model(llama, std::vector<nn::Linear*>{&one.self_attn.q_proj, &one.self_attn.k_proj,
+                                              &one.self_attn.v_proj, &one.self_attn.o_proj,
+                                              &one.mlp.gate_proj, &one.mlp.up_proj, &one.mlp.down_proj});
+}
+
+TEST_CASE("module: leaves that members() forgot are found, with the op that uses them") {
+    struct Forgetful : nn::Module {
+        nn::Linear known{2, 3}, forgotten{3, 4};
+        Tensor scale = nn::parameter(ones({4}));
+        void members(nn::Members& m) override { m("known", known); }
+        Tensor forward(const Tensor& x) override { return forgotten(known(x)) * scale; }
+    } net;
+    const Tensor x = randn({5, 2});
+    const auto forgotten = nn::forgotten_leaves(net(x).sum(), net);
+    REQUIRE(forgotten.size() == 3);
+    std::vector<std::string> found;
+    for (const nn::ForgottenLeaf& leaf : forgotten) found.push_back(leaf.op + " " + to_string(leaf.shape));
+    std::sort(found.begin(), found.end());
+    CHECK(found == std::vector<std::string>{"linear (4)", "linear (4, 3)", "multiply (4)"});
+    CHECK(forgotten[0].dtype == DType::f32);
+
+    Net whole;
+    CHECK(nn::forgotten_leaves(whole(randn({1, 784})).sum(), whole).empty());
+    // An input that collects gradients is one too; a frozen one and a constant loss have none.
+    Tensor input = randn({1, 784});
+    input.set_requires_grad();
+    CHECK(nn::forgotten_leaves(whole(input).sum(), whole).size() == 1);
+    net.forgotten.set_requires_grad(false);
+    net.scale.set_requires_grad(false);
+    CHECK(nn::forgotten_leaves(net(x).sum(), net).empty());
+    CHECK(nn::forgotten_leaves(ones({}), net).empty());
+    // The loss itself may be the leaf.
+    CHECK(nn::forgotten_leaves(nn::parameter(ones({})), net).size() == 1);
+    // A deep graph needs no deep stack.
+    Tensor y = nn::parameter(ones({1}));
+    for (int i = 0; i < 200000; ++i) y = y + 1.0;
+    CHECK(nn::forgotten_leaves(y, net).size() == 1);
 }
 
 TEST_CASE("load_state_dict: a state that holds the module's own tensors, swapped or overlapping") {

@@ -321,6 +321,36 @@ TEST_CASE("reduce: the variance of large shifted numbers does not cancel") {
     });
 }
 
+TEST_CASE("reduce: one axis may be given as a number, of any integer type") {
+    on_each_device([] {
+        const Tensor x = tensor({{1.0, 5.0, 3.0}, {4.0, 2.0, 6.0}});
+        const auto equal = [](const Tensor& a, const Tensor& b) {
+            CHECK(a.shape() == b.shape());
+            CHECK(a.to_vector() == b.to_vector());
+        };
+        const std::size_t last = 1;
+        equal(sum(x, 1), sum(x, {1}));
+        CHECK(sum(x, 1).to_vector() == std::vector<double>{9, 12});
+        equal(sum(x, -1), sum(x, {1}));
+        equal(sum(x, 0), sum(x, {0}));
+        CHECK(sum(x, 0).shape() == Shape{3});
+        equal(sum(x, last), sum(x, {1}));
+        equal(sum(x, 1, true), sum(x, {1}, true));
+        equal(mean(x, 1), mean(x, {1}));
+        equal(max(x, 1), max(x, {1}));
+        equal(min(x, 1), min(x, {1}));
+        equal(var(x, 1), var(x, {1}));
+        equal(var(x, 1, 0.0), var(x, {1}, 0.0));
+        equal(stddev(x, 1), stddev(x, {1}));
+        equal(norm(x, 2.0, 1), norm(x, 2.0, {1}));
+        equal(logsumexp(x, 1), logsumexp(x, {1}));
+        equal(any(x, 1), any(x, {1}));
+        equal(all(x, 1), all(x, {1}));
+        CHECK(sum(x, {}).shape() == Shape{});  // no axis named: all
+        CHECK(sum(x, std::vector<std::int64_t>{0, 1}).shape() == Shape{});
+    });
+}
+
 TEST_CASE("reduce: the variance of data with a NaN or an infinity is NaN") {
     on_each_device([] {
         for (const double bad : {std::nan(""), double{INFINITY}}) {

@@ -74,6 +74,8 @@ TEST_CASE("mlp and swiglu: computed from their parts") {
     CHECK(relative_error(smooth(x), smooth.down(gelu(smooth.up(x)))) == 0.0);
     nn::MLP bounded(3, 8, 4, tanh);  // a name that the C library has, too
     CHECK(relative_error(bounded(x), bounded.down(tanh(bounded.up(x)))) == 0.0);
+    nn::MLP gaussian(3, 8, 4, gelu);  // an op with a second argument
+    CHECK(relative_error(gaussian(x), gaussian.down(gelu(gaussian.up(x)))) == 0.0);
     check_error([] { nn::MLP(3, 8, 4, nullptr); }, {"[mlp]", "empty function"});
     nn::SwiGLU gated(3, 8);
     CHECK(relative_error(gated(x), gated.down_proj(silu(gated.gate_proj(x)) * gated.up_proj(x))) == 0.0);

@@ -42,6 +42,28 @@ void check_cache(nn::LanguageModel& model) {
     }
 }
 
+/// The parts that the model is made of give what the whole gives, also when they are run one by one.
+void check_stack(nn::LanguageModel& model, std::int64_t layers) {
+    const NoGrad guard;
+    const Tensor ids = random_ids(2, 6);
+    const Tensor whole = model(ids);
+    CHECK(model.layers() == layers);
+    Tensor x = model.embed(ids, 0);
+    for (std::int64_t i = 0; i < layers; ++i) x = model.layer(i)(x);
+    CHECK(test::same(model.head(model.finish(x)), whole));
+    CHECK(test::same(model.features(ids, nullptr), model.finish(x)));
+    nn::KeyValueCache cache = model.make_cache(2);
+    CHECK(test::same(model.forward(ids, cache), whole));
+    for (const std::int64_t bad : {std::int64_t{-1}, layers}) {
+        check_error([&] { model.layer(bad); }, {"no layer " + std::to_string(bad), std::to_string(layers)});
+    }
+    // An embedding that starts later is that of the later tokens.
+    const Tensor later = ids.narrow(1, 2, 4);
+    nn::KeyValueCache half = model.make_cache(2);
+    model.forward(ids.narrow(1, 0, 2), half);
+    CHECK(relative_error(model.forward(later, half), whole.narrow(1, 2, 4)) < 1e-5);
+}
+
 void check_learns(nn::LanguageModel& model) {
     const Tensor ids = random_ids(4, 9);
     const Tensor inputs = ids.narrow(1, 0, 8), targets = ids.narrow(1, 1, 8);
@@ -204,4 +226,70 @@ TEST_CASE("models: copies share, clones do not") {
     const NoGrad guard;
     const Tensor ids = random_ids(1, 5);
     CHECK(test::same(twin(ids), model(ids)));
+}
+
+TEST_CASE("language models: a stack says so") {
+    nn::GPT2 gpt2(tiny_gpt2);
+    check_stack(gpt2, 2);
+    nn::Llama llama(tiny_llama);
+    check_stack(llama, 2);
+    CHECK(llama.layer(0).kv_heads() == 2);
+    CHECK(llama.layer(0).head_size() == 4);
+    CHECK(gpt2.layer(1).kv_heads() == 3);
+}
+
+TEST_CASE("language models: a layer with a share of the heads is the same code") {
+    const NoGrad guard;
+    const auto rows = [](const Tensor& x, std::int64_t first, std::int64_t count) {
+        return x.narrow(0, first, count).contiguous();
+    };
+    const auto columns = [](const Tensor& x, std::int64_t first, std::int64_t count) {
+        return x.narrow(1, first, count).contiguous();
+    };
+    // Heads 0 and 1 of Llama's four with the first of two heads of keys and values, and the rest: what the shares make,
+    // added, is what the whole makes.
+    nn::Llama llama(tiny_llama);
+    nn::LlamaBlock& block = llama.model.layers[0];
+    const Tensor x = randn({2, 5, 16});
+    Tensor sum_of_attention = zeros({2, 5, 16}), sum_of_mlp = zeros({2, 5, 16});
+    for (const std::int64_t share : {0, 1}) {
+        nn::LlamaBlock part = nn::clone(block);
+        nn::Attention& a = part.self_attn;
+        a.q_proj.weight = rows(a.q_proj.weight, share * 8, 8);
+        a.k_proj.weight = rows(a.k_proj.weight, share * 4, 4);
+        a.v_proj.weight = rows(a.v_proj.weight, share * 4, 4);
+        a.o_proj.weight = columns(a.o_proj.weight, share * 8, 8);
+        CHECK(a.heads() == 2);
+        CHECK(part.kv_heads() == 1);
+        sum_of_attention = sum_of_attention + a(x);
+        nn::KeyValueCache cache(1, 2, part.kv_heads(), 8, part.head_size());
+        CHECK(test::same(a.forward(x, &cache, 0), a(x)));
+        part.mlp.gate_proj.weight = rows(part.mlp.gate_proj.weight, share * 10, 10);
+        part.mlp.up_proj.weight = rows(part.mlp.up_proj.weight, share * 10, 10);
+        part.mlp.down_proj.weight = columns(part.mlp.down_proj.weight, share * 10, 10);
+        sum_of_mlp = sum_of_mlp + part.mlp(x);
+    }
+    CHECK(relative_error(sum_of_attention, block.self_attn(x)) < 1e-5);
+    CHECK(relative_error(sum_of_mlp, block.mlp(x)) < 1e-5);
+
+    // One and two of GPT-2's three heads.
+    nn::GPT2 gpt2(tiny_gpt2);
+    nn::GPT2Block& layer = gpt2.transformer.h[0];
+    const Tensor y = randn({2, 5, 12});
+    Tensor sum_of_parts = zeros({2, 5, 12});
+    for (const auto& [first, heads] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {1, 2}}) {
+        nn::GPT2Attention part = nn::clone(layer.attn);
+        const Tensor weight = part.c_attn.weight, bias = part.c_attn.bias;
+        std::vector<Tensor> weights, biases;
+        for (const std::int64_t third : {0, 1, 2}) {
+            weights.push_back(columns(weight, 12 * third + 4 * first, 4 * heads));
+            biases.push_back(rows(bias, 12 * third + 4 * first, 4 * heads));
+        }
+        part.c_attn.weight = cat(weights, 1);
+        part.c_attn.bias = cat(biases, 0);
+        part.c_proj.weight = rows(part.c_proj.weight, 4 * first, 4 * heads);
+        CHECK(part.heads() == heads);
+        sum_of_parts = sum_of_parts + part(y) - part.c_proj.bias;
+    }
+    CHECK(relative_error(sum_of_parts + layer.attn.c_proj.bias, layer.attn(y)) < 1e-5);
 }

@@ -1,0 +1,28 @@
+#include "nn/branch.h"
+
+#include "autograd/ops/elementwise.h"
+#include "core/format.h"
+
+namespace potluck::nn {
+
+Members& Members::operator()(const std::string& name, Branch& branch) {
+    if (branch) add({name, Member::Kind::module, nullptr, &*branch});
+    return *this;
+}
+
+Module& Branch::operator*() const {
+    if (module_ == nullptr) throw Error("branch", "there is none. Assign a module first.");
+    return *module_;
+}
+
+Tensor Branch::sum(const Tensor& y, const Tensor& x) const {
+    const Tensor added = (*module_)(x);
+    if (added.shape() != y.shape()) {
+        throw Error("branch",
+                    fmt::format("{} makes {} where the layer makes {}. It must have the layer's sizes.",
+                                module_->describe(), pretty(added.shape()), pretty(y.shape())));
+    }
+    return y + added;
+}
+
+}  // namespace potluck::nn

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <utility>
+
+#include "nn/module.h"
+
+namespace potluck::nn {
+
+/// A module that adds to what a layer computes, held by value: copies of the layer have copies of it. A Linear and a
+/// Conv1D compute x weight + bias + branch(x), with the branch's parameters below the layer's as "branch.". So an adapter
+/// joins a given model without another type of model:
+///
+///     gpt2.set_requires_grad(false);
+///     gpt2.transformer.h[0].attn.c_attn.branch = Lora(768, 3 * 768, 8);
+class Branch {
+public:
+    Branch() = default;
+    template <std::copy_constructible M>
+    requires std::derived_from<M, Module> Branch(M module)
+        : module_(std::make_unique<M>(std::move(module))),
+          copy_([](const Module& original) -> std::unique_ptr<Module> {
+              return std::make_unique<M>(static_cast<const M&>(original));
+          }) {}
+    Branch(const Branch& other)
+        : module_(other ? other.copy_(*other.module_) : nullptr), copy_(other.copy_) {}
+    Branch(Branch&&) noexcept = default;
+    Branch& operator=(Branch other) noexcept {
+        module_ = std::move(other.module_);
+        copy_ = other.copy_;
+        return *this;
+    }
+    ~Branch() = default;
+
+    /// Whether there is one.
+    explicit operator bool() const { return module_ != nullptr; }
+    /// The module. Throws Error when there is none.
+    Module& operator*() const;
+    /// y with what the branch makes of x added to it; y alone without a branch.
+    Tensor add_to(const Tensor& y, const Tensor& x) const { return module_ == nullptr ? y : sum(y, x); }
+
+private:
+    Tensor sum(const Tensor& y, const Tensor& x) const;
+
+    std::unique_ptr<Module> module_;
+    std::unique_ptr<Module> (*copy_)(const Module&) = nullptr;
+};
+
+}  // namespace potluck::nn
