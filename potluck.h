@@ -7,6 +7,7 @@
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "core/async_copy.h"
 #include "core/backend.h"
 #include "core/device.h"
 #include "core/dtype.h"

@@ -8,6 +8,7 @@
 #include "core/kernel_specs.h"
 #include "core/random.h"
 #include "core/random_part.h"
+#include "core/stream.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -32,8 +33,17 @@ public:
     // ---- memory (called by core/memory.cpp only, which keeps the statistics) ----
     virtual void* allocate(std::int64_t bytes) = 0;  // nullptr when there is none left
     virtual void release(void* data, std::int64_t bytes) noexcept = 0;
+    /// The same for memory that copies may still read or write: whoever gets it next comes after them. Unless overridden,
+    /// the host waits.
+    virtual void release_after(void* data, std::int64_t bytes, const PendingWorks& uses) noexcept;
+    /// Memory of the host that start_copy() reads and writes beside it (plain memory unless overridden).
+    virtual void* allocate_pinned(std::int64_t bytes);
+    virtual void release_pinned(void* data, std::int64_t bytes) noexcept;
     virtual void copy_from_host(void* to, const void* from, std::int64_t bytes) = 0;
     virtual void copy_to_host(void* to, const void* from, std::int64_t bytes) = 0;
+    /// Starts a copy in stream `stream`, after what the compute streams of both devices hold. Contiguous tensors of as many
+    /// bytes; one is of this device, the other of any. nullptr when it is done already, which it always is unless overridden.
+    virtual std::shared_ptr<const PendingWork> start_copy(const Tensor& from, Tensor& to, StreamKind stream);
     /// Whether released memory stays in a pool of the device, so that the book-keeping above need not keep any.
     virtual bool pools_memory() const { return false; }
     virtual std::int64_t pooled_bytes() const { return 0; }  // kept by that pool and in no use

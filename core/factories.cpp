@@ -23,7 +23,7 @@ Tensor upload(const void* values, DType dtype, const Shape& shape, TensorOptions
         backend(host.device()).copy(host, converted);
         host = converted;
     }
-    if (options.device == Device::cpu()) return host;
+    if (options.device == Device::cpu() && !options.pinned) return host;
     Tensor result = Tensor::empty(shape, options);
     backend(options.device).copy_from_host(result.raw_data(), host.raw_data(), host.bytes());
     return result;
@@ -113,7 +113,7 @@ Tensor arange_integer(std::int64_t start, std::int64_t end, std::int64_t step, T
     for (std::uint64_t i = 0; i < count; ++i)
         value[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(start) +
                                              i * static_cast<std::uint64_t>(step));
-    if (options.dtype == DType::i64 && options.device == Device::cpu()) return values;
+    if (options.dtype == DType::i64 && options.device == Device::cpu() && !options.pinned) return values;
     return upload(value, DType::i64, shape, options);
 }
 

@@ -47,21 +47,23 @@ std::map<std::string, std::int64_t> by_name(const Holdings& holdings) {
 
 }  // namespace
 
-void* MemoryBook::allocate(std::int64_t bytes, const char* op) {
+void* MemoryBook::allocate(std::int64_t bytes, const char* op, bool pinned) {
     const std::lock_guard lock(mutex_);
     if (cap_ != 0 && bytes > cap_ - current_) throw_out_of_memory(bytes, op, true);
     held_.reserve(held_.size() + 1);  // count() below must not fail once the block is taken
+    put_away_waiting(false);
 
     const std::int64_t block = block_size_of(bytes);
-    void* data = take_cached(block);
+    void* data = take_cached(block, pinned);
     if (data == nullptr) {
         shrink_cache(footprint_limit() - live_blocks_ - block);
-        data = backend_.allocate(block);
+        data = take_fresh(block, pinned);
     }
     if (data == nullptr) {
+        put_away_waiting(true);
         shrink_cache(0);
         backend_.release_pool();
-        data = backend_.allocate(block);
+        data = take_fresh(block, pinned);
     }
     if (data == nullptr) throw_out_of_memory(bytes, op, false);
 
@@ -75,7 +77,8 @@ void* MemoryBook::allocate(std::int64_t bytes, const char* op) {
     return data;
 }
 
-void MemoryBook::free(void* data, std::int64_t bytes, const char* op) noexcept {
+void MemoryBook::free(void* data, std::int64_t bytes, const char* op, bool pinned,
+                      PendingWorks uses) noexcept {
     const std::lock_guard lock(mutex_);
     if (at_peak_) {
         try {
@@ -86,18 +89,54 @@ void MemoryBook::free(void* data, std::int64_t bytes, const char* op) noexcept {
         at_peak_ = false;
     }
     count(op, -bytes);
+    put_away_waiting(false);
 
     const std::int64_t block = block_size_of(bytes);
+    if (uses.empty()) return put_away(data, block, pinned);
+    if (backend_.pools_memory()) {
+        live_blocks_ -= block;
+        return backend_.release_after(data, block, uses);
+    }
+    try {
+        waiting_.push_back({data, block, pinned, {}});
+        waiting_.back().uses = std::move(uses);
+    } catch (...) {  // no memory for the list: the block is lost, which is better than used twice
+    }
+}
+
+void MemoryBook::put_away(void* data, std::int64_t block, bool pinned) noexcept {
     live_blocks_ -= block;
     if (!backend_.pools_memory() && live_blocks_ + cached_ + block <= footprint_limit()) {
         try {
-            cache_[block].push_back(data);
+            cache_[pinned][block].push_back(data);
             cached_ += block;
             return;
         } catch (...) {  // no memory for the list: give the block back
         }
     }
-    backend_.release(data, block);
+    give_back(data, block, pinned);
+}
+
+void MemoryBook::give_back(void* data, std::int64_t block, bool pinned) noexcept {
+    if (pinned)
+        backend_.release_pinned(data, block);
+    else
+        backend_.release(data, block);
+}
+
+void MemoryBook::put_away_waiting(bool all) noexcept {
+    std::erase_if(waiting_, [&](const Waiting& one) {
+        for (const auto& use : one.uses) {
+            if (use->is_done()) continue;
+            if (!all) return false;
+            try {
+                use->wait();
+            } catch (...) {  // what failed uses the memory no more
+            }
+        }
+        put_away(one.data, one.block, one.pinned);
+        return true;
+    });
 }
 
 void MemoryBook::count(const char* op, std::int64_t bytes) {
@@ -111,13 +150,18 @@ void MemoryBook::count(const char* op, std::int64_t bytes) {
     held_.emplace_back(op, bytes);
 }
 
-void* MemoryBook::take_cached(std::int64_t block) {
-    const auto found = cache_.find(block);
-    if (found == cache_.end() || found->second.empty()) return nullptr;
+void* MemoryBook::take_cached(std::int64_t block, bool pinned) {
+    Cache& cache = cache_[pinned];
+    const auto found = cache.find(block);
+    if (found == cache.end() || found->second.empty()) return nullptr;
     void* data = found->second.back();
     found->second.pop_back();
     cached_ -= block;
     return data;
+}
+
+void* MemoryBook::take_fresh(std::int64_t block, bool pinned) {
+    return pinned ? backend_.allocate_pinned(block) : backend_.allocate(block);
 }
 
 std::int64_t MemoryBook::footprint_limit() const {
@@ -126,14 +170,17 @@ std::int64_t MemoryBook::footprint_limit() const {
 
 void MemoryBook::shrink_cache(std::int64_t limit) noexcept {
     limit = std::max(limit, std::int64_t{0});
-    for (auto entry = cache_.begin(); entry != cache_.end() && cached_ > limit;) {
-        std::vector<void*>& blocks = entry->second;
-        while (!blocks.empty() && cached_ > limit) {
-            backend_.release(blocks.back(), entry->first);
-            blocks.pop_back();
-            cached_ -= entry->first;
+    for (const bool pinned : {false, true}) {
+        Cache& cache = cache_[pinned];
+        for (auto entry = cache.begin(); entry != cache.end() && cached_ > limit;) {
+            std::vector<void*>& blocks = entry->second;
+            while (!blocks.empty() && cached_ > limit) {
+                give_back(blocks.back(), entry->first, pinned);
+                blocks.pop_back();
+                cached_ -= entry->first;
+            }
+            entry = blocks.empty() ? cache.erase(entry) : std::next(entry);
         }
-        entry = blocks.empty() ? cache_.erase(entry) : std::next(entry);
     }
 }
 
@@ -159,6 +206,7 @@ void MemoryBook::set_cap(std::int64_t bytes) {
 
 void MemoryBook::release_cached() {
     const std::lock_guard lock(mutex_);
+    put_away_waiting(true);
     shrink_cache(0);
     backend_.release_pool();
     high_water_ = live_blocks_;
@@ -201,15 +249,16 @@ std::string memory_report(Device device) {
     return text;
 }
 
-void* allocate_bytes(Device device, std::int64_t bytes, const char*& op) {
+void* allocate_bytes(Device device, std::int64_t bytes, const char*& op, bool pinned) {
     op = OpScope::current();
     if (bytes == 0) return nullptr;
-    return device_entry(device).memory.allocate(bytes, op);
+    return device_entry(device).memory.allocate(bytes, op, pinned);
 }
 
-void free_bytes(Device device, void* data, std::int64_t bytes, const char* op) noexcept {
+void free_bytes(Device device, void* data, std::int64_t bytes, const char* op, bool pinned,
+                PendingWorks uses) noexcept {
     if (data == nullptr) return;
-    device_entry(device).memory.free(data, bytes, op);
+    device_entry(device).memory.free(data, bytes, op, pinned, std::move(uses));
 }
 
 }  // namespace potluck

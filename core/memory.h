@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "core/stream.h"
 
 namespace potluck {
 
@@ -30,7 +31,9 @@ std::string memory_report(Device device = Device::cpu());
 
 /// Allocates through the device's cache and statistics under the name of the running op. Throws OutOfMemory.
 /// At least 64-byte aligned. `bytes` 0 gives nullptr. Used by Storage.
-void* allocate_bytes(Device device, std::int64_t bytes, const char*& op);
-void free_bytes(Device device, void* data, std::int64_t bytes, const char* op) noexcept;
+void* allocate_bytes(Device device, std::int64_t bytes, const char*& op, bool pinned = false);
+/// `uses`: copies that may still run on the memory.
+void free_bytes(Device device, void* data, std::int64_t bytes, const char* op, bool pinned = false,
+                PendingWorks uses = {}) noexcept;
 
 }  // namespace potluck

@@ -2,6 +2,7 @@
 
 // Internal: the memory book-keeping of one device. Users see core/memory.h.
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -21,8 +22,11 @@ class MemoryBook {
 public:
     MemoryBook(Device device, Backend& backend) : device_(device), backend_(backend) {}
 
-    void* allocate(std::int64_t bytes, const char* op);
-    void free(void* data, std::int64_t bytes, const char* op) noexcept;
+    /// `pinned`: see Storage.
+    void* allocate(std::int64_t bytes, const char* op, bool pinned = false);
+    /// `uses`: copies that may still run on the block; nobody gets it before they have ended.
+    void free(void* data, std::int64_t bytes, const char* op, bool pinned = false,
+              PendingWorks uses = {}) noexcept;
 
     MemoryStatistics statistics() const;
     void reset_peak();
@@ -30,10 +34,24 @@ public:
     void release_cached();
 
 private:
-    using Holding = std::pair<const char*, std::int64_t>;  // an op and the bytes it holds
+    using Holding = std::pair<const char*, std::int64_t>;                // an op and the bytes it holds
+    using Cache = std::unordered_map<std::int64_t, std::vector<void*>>;  // by size of the block
+    /// A block that was freed while copies ran on it.
+    struct Waiting {
+        void* data;
+        std::int64_t block;
+        bool pinned;
+        PendingWorks uses;
+    };
 
     void count(const char* op, std::int64_t bytes);
-    void* take_cached(std::int64_t block);
+    void* take_cached(std::int64_t block, bool pinned);
+    void* take_fresh(std::int64_t block, bool pinned);
+    /// Keeps a block that nobody uses any more, or gives it back.
+    void put_away(void* data, std::int64_t block, bool pinned) noexcept;
+    void give_back(void* data, std::int64_t block, bool pinned) noexcept;
+    /// Puts the waiting blocks away whose copies have ended, or, when `all`, waits for them.
+    void put_away_waiting(bool all) noexcept;
     /// What live and kept blocks may take together.
     std::int64_t footprint_limit() const;
     void shrink_cache(std::int64_t limit) noexcept;
@@ -51,7 +69,8 @@ private:
     std::vector<Holding> peak_held_;  // a copy of held_ at the peak ...
     bool at_peak_ = true;             // ... taken when the first block is freed after it
     std::int64_t cached_ = 0;
-    std::unordered_map<std::int64_t, std::vector<void*>> cache_;  // by size of the block
+    std::array<Cache, 2> cache_;  // plain, pinned
+    std::vector<Waiting> waiting_;
 };
 
 }  // namespace potluck

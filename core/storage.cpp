@@ -9,9 +9,15 @@
 
 namespace potluck {
 
-Storage::Storage(Device device, std::int64_t bytes) : device_(device), bytes_(bytes) {
+Storage::Storage(Device device, std::int64_t bytes, bool pinned)
+    : device_(device), bytes_(bytes), pinned_(pinned) {
+    if (pinned && !device.is_cpu())
+        throw Error(OpScope::current(),
+                    fmt::format("memory of {} cannot be pinned: that is said of the host's. Ask for it on a "
+                                "CPU device.",
+                                device));
     if (bytes < 0) throw Error(OpScope::current(), fmt::format("a storage of {} bytes cannot be.", bytes));
-    data_ = static_cast<std::byte*>(allocate_bytes(device, bytes, op_));
+    data_ = static_cast<std::byte*>(allocate_bytes(device, bytes, op_, pinned));
 }
 
 Storage::Storage(Device device, void* data, std::int64_t bytes, std::function<void()> release)
@@ -22,11 +28,25 @@ Storage::Storage(Device device, void* data, std::int64_t bytes, std::function<vo
     release_ = release ? std::move(release) : [] {};
 }
 
+void Storage::keep_until(std::shared_ptr<const PendingWork> work) {
+    const std::lock_guard lock(uses_mutex_);
+    std::erase_if(uses_, [](const auto& use) { return use->is_done(); });
+    uses_.push_back(std::move(work));
+}
+
 Storage::~Storage() {
-    if (release_)
-        release_();
-    else
-        free_bytes(device_, data_, bytes_, op_);
+    std::erase_if(uses_, [](const auto& use) { return use->is_done(); });
+    if (!release_) {
+        free_bytes(device_, data_, bytes_, op_, pinned_, std::move(uses_));
+        return;
+    }
+    for (const auto& use : uses_) {
+        try {
+            use->wait();
+        } catch (...) {  // what failed uses the memory no more
+        }
+    }
+    release_();
 }
 
 }  // namespace potluck

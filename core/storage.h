@@ -5,16 +5,19 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "core/device.h"
+#include "core/stream.h"
 
 namespace potluck {
 
 /// A block of bytes on one device, shared by all views of it, and a version that counts its changes.
 class Storage {
 public:
-    /// Fresh bytes, not initialised, booked under the running op. Throws OutOfMemory.
-    Storage(Device device, std::int64_t bytes);
+    /// Fresh bytes, not initialised, booked under the running op. Pinned ones are memory of a CPU device which GPUs copy
+    /// from and to beside the host. Throws OutOfMemory.
+    Storage(Device device, std::int64_t bytes, bool pinned = false);
     /// Bytes that somebody else owns (a mapped file, a user's array); `release` is called once at the end.
     Storage(Device device, void* data, std::int64_t bytes, std::function<void()> release);
     ~Storage();
@@ -26,6 +29,9 @@ public:
     std::byte* data() const { return data_; }
     /// False when the bytes are somebody else's (a mapped file, a user's array).
     bool owns_memory() const { return !release_; }
+    bool is_pinned() const { return pinned_; }
+    /// The bytes are given to nobody else, or back to their owner, before this work has ended.
+    void keep_until(std::shared_ptr<const PendingWork> work);
 
     /// Grows by one with every in-place change through any view. What was saved for backward is compared with it.
     std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
@@ -37,7 +43,10 @@ private:
     Device device_;
     std::int64_t bytes_;
     std::byte* data_ = nullptr;
-    const char* op_ = "";            // who allocated it
+    const char* op_ = "";  // who allocated it
+    bool pinned_ = false;
+    std::mutex uses_mutex_;
+    PendingWorks uses_;
     std::function<void()> release_;  // set when the bytes are somebody else's
     std::atomic<std::uint64_t> version_{0};
 };

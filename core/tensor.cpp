@@ -109,7 +109,8 @@ std::ostream& sizes::operator<<(std::ostream& stream, const Shape& shape) { retu
 
 Tensor Tensor::empty(const Shape& shape, TensorOptions options) {
     const std::int64_t count = element_count(shape);
-    auto storage = std::make_shared<Storage>(options.device, checked_bytes(shape, count, options.dtype));
+    auto storage =
+        std::make_shared<Storage>(options.device, checked_bytes(shape, count, options.dtype), options.pinned);
     Tensor result;
     result.impl_ = std::make_shared<Impl>();
     *result.impl_ = {

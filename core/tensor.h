@@ -56,6 +56,8 @@ struct Node;  // a tensor's place on the tape: autograd/tape.h
 struct TensorOptions {
     DType dtype = DType::f32;
     Device device = Device::cpu();
+    bool pinned =
+        false;  // CPU devices only: copy_async() to and from a GPU then runs beside the host. Scarce.
 };
 
 /// An n-dimensional array: a cheap handle (two handles may mean the same tensor, as with shared_ptr) to a shape,

@@ -24,6 +24,7 @@ CudaBackend::Recording::Recording(cudaStream_t pool_stream) : pool_stream_(pool_
 }
 
 CudaBackend::Recording::~Recording() {
+    if (!host_copies_.empty()) cudaStreamSynchronize(pool_stream_);  // the last replay may still read them
     for (const auto& [data, bytes] : blocks_) cudaFreeAsync(data, pool_stream_);
 }
 

@@ -91,6 +91,8 @@ void CudaBackend::synchronize() {
         throw Error(OpScope::current(), "nothing can be waited for while work is being recorded.");
     const bool checks = start_fault_check();
     check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    for (Resources::SideStream* side : {&resources().communication_stream, &resources().copy_stream})
+        if (side->is_made()) check(cudaStreamSynchronize(side->get()), "cudaStreamSynchronize");
     check(cudaGetLastError(), "an earlier kernel");
     if (checks) finish_fault_check();
 }

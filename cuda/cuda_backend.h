@@ -96,6 +96,10 @@ public:
 
     void* allocate(std::int64_t bytes) override;
     void release(void* data, std::int64_t bytes) noexcept override;
+    void release_after(void* data, std::int64_t bytes, const PendingWorks& uses) noexcept override;
+    void* allocate_pinned(std::int64_t bytes) override;
+    void release_pinned(void* data, std::int64_t bytes) noexcept override;
+    std::shared_ptr<const PendingWork> start_copy(const Tensor& from, Tensor& to, StreamKind stream) override;
     void copy_from_host(void* to, const void* from, std::int64_t bytes) override;
     void copy_to_host(void* to, const void* from, std::int64_t bytes) override;
     bool pools_memory() const override { return true; }
@@ -261,6 +265,10 @@ public:
     // ---- for the kernel families, see cuda/kernel_device.h ----
 
     cudaStream_t stream() override;
+    /// The stream of a kind, never one that records. Makes the device the current one, too.
+    cudaStream_t stream(StreamKind kind);
+    /// Whether copies of this device's streams reach the memory of `other`, which is made open to them when it can be.
+    bool reaches(CudaBackend& other);
     bool is_recording() const override { return is_capturing(); }
     bool is_capturing() const override { return recording_thread_.load() == std::this_thread::get_id(); }
     const std::uint64_t* random_advance(const RandomKey& key) override;
@@ -283,6 +291,13 @@ public:
 private:
     class Graph;
     class ThreadFaults;
+
+    /// Lets `queue` wait for what the compute stream holds now.
+    void follow_compute(cudaStream_t queue);
+    std::shared_ptr<const PendingWork> mark(cudaStream_t queue);
+    /// From this device to `target` by way of pinned memory, piece by piece, without the host.
+    std::shared_ptr<const PendingWork> copy_by_host(CudaBackend& target, const Tensor& from, Tensor& to,
+                                                    StreamKind kind);
 
     Resources& resources();
     ThreadFaults& thread_faults();

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -44,11 +45,33 @@ struct CudaBackend::Resources {
         std::size_t next_ = 0;
     };
 
+    /// A stream that most programs never use: it is made at its first use.
+    class SideStream {
+    public:
+        bool is_made() const { return made_.load(); }
+        cudaStream_t get() {  // the device must be the current one
+            std::call_once(once_, [this] {
+                stream_.emplace();
+                made_ = true;
+            });
+            return stream_->get();
+        }
+
+    private:
+        std::once_flag once_;
+        std::optional<cuda::Stream> stream_;
+        std::atomic<bool> made_{false};
+    };
+
     explicit Resources(int index);
 
     cuda::Stream stream;
+    SideStream communication_stream;
+    SideStream copy_stream;
     cuda::Stream capture_stream;  // what is put into it is recorded, never run
     cudaMemPool_t pool = nullptr;
+    std::mutex reached_mutex;
+    std::unordered_map<int, bool> reached;  // by device, see reaches()
     StagingRing staging{2, staging_bytes};
     // Small copies to the device (batches of ids, the numbers of an update) have their own, so many that the host meets
     // none again before the device is done with it.

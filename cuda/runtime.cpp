@@ -97,6 +97,11 @@ void Event::wait_unless_done() const {
 }
 
 void Event::synchronize() const { check(cudaEventSynchronize(handle_), "cudaEventSynchronize"); }
+bool Event::is_done() const noexcept {
+    if (cudaEventQuery(handle_) != cudaErrorNotReady) return true;
+    cudaGetLastError();  // "not ready" is no failure
+    return false;
+}
 double Event::elapsed_ms(const Event& start) const {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, start.handle_, handle_), "cudaEventElapsedTime");

@@ -61,6 +61,8 @@ public:
     void synchronize() const;
     /// The same, without a wait when there is nothing to wait for.
     void wait_unless_done() const;
+    /// Whether everything that was recorded has ended, or failed.
+    bool is_done() const noexcept;
     /// Milliseconds from `start` to this event; both must have been recorded and made with timing.
     double elapsed_ms(const Event& start) const;
 

@@ -19,6 +19,8 @@ public:
     void release(void* data, std::int64_t bytes) noexcept override;
     void copy_from_host(void* to, const void* from, std::int64_t bytes) override;
     void copy_to_host(void* to, const void* from, std::int64_t bytes) override;
+    void* allocate_pinned(std::int64_t bytes) override;
+    void release_pinned(void* data, std::int64_t bytes) noexcept override;
     std::string describe() const override;
     void copy(const Tensor& from, Tensor& to) override;
     void fill(Tensor& to, const Scalar& value) override;

@@ -60,6 +60,21 @@ void CpuBackend::release(void* data, std::int64_t bytes) noexcept {
         std::free(data);
 }
 
+// Memory is pinned for GPUs, by their runtime.
+
+void* CpuBackend::allocate_pinned(std::int64_t bytes) {
+    const Device gpu = best_device();
+    return gpu.is_cpu() ? allocate(bytes) : backend(gpu).allocate_pinned(bytes);
+}
+
+void CpuBackend::release_pinned(void* data, std::int64_t bytes) noexcept {
+    const Device gpu = best_device();
+    if (gpu.is_cpu())
+        release(data, bytes);
+    else
+        backend(gpu).release_pinned(data, bytes);
+}
+
 void CpuBackend::copy_from_host(void* to, const void* from, std::int64_t bytes) {
     if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }

@@ -302,6 +302,7 @@ void CpuBackend::largest_magnitude(std::span<const Tensor> tensors, Tensor& magn
 }
 
 void CpuBackend::decide_update(Tensor& control) {
+    const cpu::Team team(threads());
     // Bad elements are told at once on this device, so that none waits here.
     potluck::decide_update(*reinterpret_cast<UpdateNumbers*>(control.data<double>()), false,
                            [](double x) { return std::sqrt(x); });

@@ -446,6 +446,20 @@ TEST_CASE("cuda emulator: a kernel of one device does not reach the memory of an
                   cudaErrorInvalidValue);
             expect_fault(FaultKind::host_pointer, {"cudaMemcpyPeerAsync"});
             CHECK(cudaMemcpyPeerAsync(y.data(), own + 1, x.data(), own, 12, other_stream.get()) ==
+                  cudaErrorInvalidValue);
+            expect_fault(FaultKind::wrong_device,
+                         {"cudaMemcpyPeerAsync", "on cuda:" + std::to_string(own), "cudaMemPoolSetAccess"});
+            cudaMemPool_t pool = nullptr;
+            cuda::check(cudaDeviceGetDefaultMemPool(&pool, own), "cudaDeviceGetDefaultMemPool");
+            cudaMemAccessDesc access{};
+            access.location.type = cudaMemLocationTypeDevice;
+            access.location.id = own + 1;
+            access.flags = cudaMemAccessFlagsProtReadWrite;
+            emulator::set_peer_access(false);
+            CHECK(cudaMemPoolSetAccess(pool, &access, 1) == cudaErrorInvalidDevice);
+            emulator::set_peer_access(true);
+            CHECK(cudaMemPoolSetAccess(pool, &access, 1) == cudaSuccess);
+            CHECK(cudaMemcpyPeerAsync(y.data(), own + 1, x.data(), own, 12, other_stream.get()) ==
                   cudaSuccess);
             CHECK(y.to_host() == std::vector<float>{1, 2, 3});
         }

@@ -268,11 +268,7 @@ bool Worker::is_open_to_kernels(std::uintptr_t address) {
     constexpr std::uintptr_t page = 4096;
     std::uintptr_t& known = known_pages_[address / page % known_pages_.size()];
     if (known == address / page) return true;
-    const auto& pinned = state().pinned;
-    if (const auto after = pinned.upper_bound(address); after != pinned.begin()) {
-        const auto& [begin, memory] = *std::prev(after);
-        if (address - begin < memory.bytes) return true;
-    }
+    if (state().pinned.find(address) != nullptr) return true;
     if (!is_in_a_program(address)) return false;
     known = address / page;
     return true;

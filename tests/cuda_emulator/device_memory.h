@@ -19,6 +19,7 @@ struct CUmemPoolHandle_st {
     std::uint64_t most_reserved = 0;
     std::uint64_t release_threshold = 0;  // more than this is given back at a synchronisation
     int reuse_flags[3] = {1, 1, 1};
+    std::set<int> open_to{};  // other devices whose copies reach it
 };
 
 namespace potluck::emulator {

@@ -20,7 +20,7 @@ enum class FaultKind : std::uint8_t {
     use_after_free,  // an address in an allocation that was freed
     never_written,   // a read of memory that nobody has written
     misaligned,      // an access whose address is no multiple of its size
-    wrong_device,    // a kernel of one device touches the memory of another
+    wrong_device,    // a kernel of one device touches the memory of another, or a copy without access
     host_pointer,    // a host address where one of the device is needed, or the other way round
     missing_order,   // two streams touch the same memory, and no event orders them
     barrier,         // __syncthreads not reached by all threads
@@ -52,6 +52,11 @@ void report(FaultKind kind, std::string text);
 /// would go, or more is in use than would be left.
 void configure(int devices, std::int64_t bytes_of_each);
 int devices();
+/// Whether devices reach each other's memory (they do at first): then a pool can be opened to the copies of another device.
+void set_peer_access(bool possible);
+/// Whether an event that the host did not wait for says "not ready" when it is first asked, as it may on a card. (Otherwise
+/// whatever was started is always done.)
+void set_late_answers(bool late);
 
 /// How often the host has waited for a device so far: synchronisations of streams, events and devices, and blocking
 /// copies. To ask whether something is done is no wait.

@@ -38,6 +38,7 @@ cudaError_t device_error() {
 
 void host_waits(const Clock& clock, int device_index) {
     join(state().host_clock, clock);
+    state().pinned.host_waited();
     EmulatedDevice& waited = device(device_index);
     for (CUmemPoolHandle_st* pool : state().pools)
         if (pool->device == device_index) waited.memory.trim(*pool, pool->release_threshold);
@@ -210,7 +211,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int index) {
 cudaError_t cudaDeviceCanAccessPeer(int* can, int index, int peer) {
     if (can == nullptr) return finish(cudaErrorInvalidValue);
     if (!is_device(index) || !is_device(peer)) return finish(cudaErrorInvalidDevice);
-    *can = 0;  // kernels of one device never reach the memory of another
+    *can = state().has_peers && index != peer ? 1 : 0;
     return cudaSuccess;
 }
 

@@ -28,15 +28,6 @@ CUstream_st* stream_or_fault(cudaStream_t handle, const char* call) {
     return stream;
 }
 
-/// The pinned memory that has this address, or nullptr.
-const State::Pinned* find_pinned(std::uintptr_t address) {
-    const auto& pinned = state().pinned;
-    auto after = pinned.upper_bound(address);
-    if (after == pinned.begin()) return nullptr;
-    const auto& [begin, memory] = *std::prev(after);
-    return address - begin < memory.bytes ? &memory : nullptr;
-}
-
 CUmemPoolHandle_st* find_pool(cudaMemPool_t handle) {
     for (const auto& own : state().devices)
         if (&own->default_pool == handle) return handle;
@@ -128,7 +119,26 @@ void copy(void* to, const void* from, std::size_t bytes, const char* call) {
     }
     check_read(from, static_cast<std::int64_t>(bytes), call);
     check_write(to, static_cast<std::int64_t>(bytes), call);
-    std::memmove(to, from, bytes);
+    state().pinned.read(from, bytes);
+    if (arena.contains(target))
+        std::memmove(to, from, bytes);
+    else
+        state().pinned.write(to, from, bytes);
+}
+
+/// Faults unless this device's streams reach the memory at `pointer`.
+cudaError_t check_peer(const void* pointer, int stream_device, const char* call) {
+    const int owner = device_of(pointer);
+    if (owner < 0 || owner == stream_device) return cudaSuccess;
+    const Allocation* found = device(owner).memory.find(address_of(pointer));
+    if (found == nullptr || found->pool == nullptr || found->pool->open_to.count(stream_device) != 0)
+        return cudaSuccess;  // what cudaMalloc gave is copied by way of the host
+    report(FaultKind::wrong_device,
+           fmt::format(
+               "wrong device: {} of {} on a stream of cuda:{} touches {}, whose pool is not open to that "
+               "device. Call cudaMemPoolSetAccess first",
+               call, OpScope::current(), stream_device, describe(address_of(pointer))));
+    return finish(cudaErrorInvalidValue);
 }
 
 cudaError_t copy_in_stream(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
@@ -140,8 +150,11 @@ cudaError_t copy_in_stream(void* to, const void* from, std::size_t bytes, cudaMe
     if (to == nullptr || from == nullptr) return finish(cudaErrorInvalidValue);
     if (const cudaError_t status = check_direction(call, to, from, kind); status != cudaSuccess)
         return status;
-    for (const int used : {device_of(to), device_of(from)})
-        if (used >= 0) note_use(used, *stream);
+    for (const void* side : {static_cast<const void*>(to), from}) {
+        if (const cudaError_t status = check_peer(side, stream->device, call); status != cudaSuccess)
+            return status;
+        if (const int used = device_of(side); used >= 0) note_use(used, *stream);
+    }
     return finish(start_operation(*stream, call, nullptr, [=] { copy(to, from, bytes, call); }));
 }
 
@@ -349,74 +362,31 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t handle, cudaMemPoolAttr attrib
     }
 }
 
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t handle, const cudaMemAccessDesc* accesses, std::size_t count) {
+    const std::lock_guard lock(state().mutex);
+    CUmemPoolHandle_st* pool = find_pool(handle);
+    if (pool == nullptr || accesses == nullptr) return finish(cudaErrorInvalidValue);
+    for (std::size_t i = 0; i < count; ++i) {
+        const cudaMemAccessDesc& access = accesses[i];
+        const int index = access.location.id;
+        if (access.location.type != cudaMemLocationTypeDevice) return finish(cudaErrorInvalidValue);
+        if (!is_device(index) || !state().has_peers) return finish(cudaErrorInvalidDevice);
+        if (access.flags == cudaMemAccessFlagsProtReadWrite)
+            pool->open_to.insert(index);
+        else if (access.flags == cudaMemAccessFlagsProtNone && index != pool->device)
+            pool->open_to.erase(index);
+        else
+            return finish(
+                cudaErrorInvalidValue);  // a pool is open to its own device, and to none for reads alone
+    }
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t handle, std::size_t keep) {
     const std::lock_guard lock(state().mutex);
     CUmemPoolHandle_st* pool = find_pool(handle);
     if (pool == nullptr) return finish(cudaErrorInvalidValue);
     device(pool->device).memory.trim(*pool, keep);
-    return cudaSuccess;
-}
-
-// ---- pinned host memory ----
-
-cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
-    const std::lock_guard lock(state().mutex);
-    constexpr unsigned known = cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
-    if (pointer == nullptr || (flags & ~known) != 0) return finish(cudaErrorInvalidValue);
-    if (const cudaError_t status = device_error(); status != cudaSuccess) return finish(status);
-    if (capture_forbids()) return finish(cudaErrorStreamCaptureUnsupported);
-    *pointer = nullptr;
-    if (bytes == 0) return cudaSuccess;
-    constexpr std::size_t page = 4096;
-    if (bytes > (std::size_t{1} << 46)) return finish(cudaErrorMemoryAllocation);
-    *pointer = std::aligned_alloc(page, (bytes + page - 1) / page * page);
-    if (*pointer == nullptr) return finish(cudaErrorMemoryAllocation);
-    state().pinned[address_of(*pointer)] = {bytes, OpScope::current()};
-    return cudaSuccess;
-}
-cudaError_t cudaMallocHost(void** pointer, std::size_t bytes) {
-    return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
-}
-
-cudaError_t cudaFreeHost(void* pointer) {
-    const std::lock_guard lock(state().mutex);
-    if (pointer == nullptr) return cudaSuccess;
-    if (state().pinned.erase(address_of(pointer)) == 0) {
-        report(FaultKind::host_pointer,
-               fmt::format("cudaFreeHost of {}: the pointer is none of pinned memory", OpScope::current()));
-        return finish(cudaErrorInvalidValue);
-    }
-    std::free(pointer);
-    return finish(device_error());
-}
-
-cudaError_t cudaHostGetDevicePointer(void** on_device, void* host, unsigned flags) {
-    const std::lock_guard lock(state().mutex);
-    if (on_device == nullptr || flags != 0 || find_pinned(address_of(host)) == nullptr)
-        return finish(cudaErrorInvalidValue);
-    *on_device = host;
-    return cudaSuccess;
-}
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-    const std::lock_guard lock(state().mutex);
-    if (attributes == nullptr) return finish(cudaErrorInvalidValue);
-    *attributes = cudaPointerAttributes{};
-    const std::uintptr_t address = address_of(pointer);
-    if (arena.contains(address) && device(arena.device_of(address)).memory.find(address) != nullptr) {
-        attributes->type = cudaMemoryTypeDevice;
-        attributes->device = arena.device_of(address);
-        attributes->devicePointer = const_cast<void*>(pointer);
-    } else if (find_pinned(address) != nullptr) {
-        attributes->type = cudaMemoryTypeHost;
-        attributes->device = current_device();
-        attributes->devicePointer = const_cast<void*>(pointer);
-        attributes->hostPointer = const_cast<void*>(pointer);
-    } else {
-        attributes->type = cudaMemoryTypeUnregistered;
-        attributes->device = cudaInvalidDeviceId;
-        attributes->hostPointer = const_cast<void*>(pointer);
-    }
     return cudaSuccess;
 }
 

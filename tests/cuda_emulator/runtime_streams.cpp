@@ -1,7 +1,9 @@
-// The CUDA runtime: streams and events. Operations have run when the call that starts them returns, so nothing is ever
-// "not ready"; waiting only joins clocks (see streams.h).
+// The CUDA runtime: streams and events. Operations have run when the call that starts them returns; waiting only joins
+// clocks (see streams.h).
 
 #include <fmt/format.h>
+
+#include <utility>
 
 #include "tests/cuda_emulator/graph.h"
 #include "tests/cuda_emulator/runtime.h"
@@ -160,6 +162,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t stream_handle
     }
     event->capture = nullptr;
     event->recorded = true;
+    event->was_queried = false;
     event->clock = stream->clock;
     join(event->clock, state().host_clock);
     event->time = std::chrono::steady_clock::now();
@@ -171,9 +174,16 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     ++state().host_waits;
     return wait_for(find_event(event));
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
     const std::lock_guard lock(state().mutex);
-    return wait_for(find_event(event));
+    CUevent_st* event = find_event(handle);
+    if (state().answers_late && event != nullptr && event->recorded &&
+        !std::exchange(event->was_queried, true)) {
+        Clock known = state().host_clock;
+        join(known, event->clock);
+        if (known != state().host_clock) return cudaErrorNotReady;
+    }
+    return wait_for(event);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start_handle, cudaEvent_t end_handle) {

@@ -110,6 +110,21 @@ void set_memory_pools(bool supported) {
     state().has_memory_pools = supported;
 }
 
+void set_peer_access(bool possible) {
+    State& all = state();
+    const std::lock_guard lock(all.mutex);
+    all.has_peers = possible;
+    if (possible) return;
+    for (const auto& device : all.devices) device->default_pool.open_to.clear();
+    for (CUmemPoolHandle_st* pool : all.pools) pool->open_to.clear();
+}
+
+void set_late_answers(bool late) {
+    State& all = state();
+    const std::lock_guard lock(all.mutex);
+    all.answers_late = late;
+}
+
 int devices() { return static_cast<int>(state().devices.size()); }
 
 std::vector<std::string> live_allocations() {
@@ -120,7 +135,7 @@ std::vector<std::string> live_allocations() {
         for (const auto& [offset, allocation] : device->memory.live())
             lines.push_back(fmt::format("allocation {}: {} bytes of cuda:{}, made by {}", allocation.number,
                                         allocation.bytes, device->index, allocation.op));
-    for (const auto& [address, pinned] : all.pinned)
+    for (const auto& [address, pinned] : all.pinned.blocks())
         lines.push_back(fmt::format("{} bytes of pinned host memory, made by {}", pinned.bytes, pinned.op));
     for (const CUstream_st* stream : all.streams)
         lines.push_back(fmt::format("stream {} of cuda:{}", stream->number, stream->device));

@@ -15,6 +15,7 @@
 
 #include "tests/cuda_emulator/device_memory.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/cuda_emulator/pinned_memory.h"
 #include "tests/cuda_emulator/streams.h"
 
 namespace potluck::emulator {
@@ -49,14 +50,12 @@ struct State {
     std::set<CUmemPoolHandle_st*> pools;
     std::set<cudaGraph_t> graphs;
     std::set<cudaGraphExec_t> executables;
-    struct Pinned {
-        std::uint64_t bytes = 0;
-        const char* op = "";
-    };
-    std::map<std::uintptr_t, Pinned> pinned;
+    PinnedMemory pinned;
     Clock host_clock;              // what the host has waited for
     std::uint64_t host_waits = 0;  // calls in which the host waited
     bool has_memory_pools = true;
+    bool has_peers = true;      // see set_peer_access()
+    bool answers_late = false;  // see set_late_answers()
     Card card;
     std::map<const void*, int> shared_limits;  // kernel -> bytes, see cudaFuncSetAttribute
 };

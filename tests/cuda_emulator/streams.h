@@ -42,6 +42,7 @@ struct CUevent_st {
     int device = 0;
     bool has_timing = false;
     bool recorded = false;
+    bool was_queried = false;  // since it was recorded
     potluck::emulator::Clock clock;
     std::chrono::steady_clock::time_point time;
     potluck::emulator::Capture* capture = nullptr;  // recorded in this capture, not in a running stream
