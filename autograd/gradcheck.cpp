@@ -4,11 +4,12 @@
 
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
-#include "autograd/ops/support.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/copies.h"
 #include "core/factories.h"
 #include "core/format.h"
+#include "core/strides.h"
 
 namespace potluck {
 

@@ -5,6 +5,7 @@
 
 #include "autograd/anomaly.h"
 #include "core/format.h"
+#include "core/strides.h"
 
 namespace potluck {
 

@@ -66,9 +66,11 @@ public:
     virtual void unary(UnaryOp op, const Tensor& x, Tensor& y) = 0;  // same dtype but for the bool ones
     virtual void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy,
                                 Tensor& dx) = 0;  // relu gelu gelu_tanh silu
-    /// One dtype. Integers wrap around; divide rounds down; a divisor of 0 or a negative exponent is an Error.
-    virtual void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;
-    virtual void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) = 0;  // one dtype -> bool
+    /// One dtype; a or b may be a number. Floating results are rounded once. Integers wrap around; divide and
+    /// floor_divide of them round down; a divisor of 0 or a negative exponent is an Error.
+    virtual void binary(BinaryOp op, const Operand& a, const Operand& b, Tensor& y) = 0;
+    virtual void compare(CompareOp op, const Tensor& a, const Operand& b,
+                         Tensor& y) = 0;  // one dtype -> bool
     virtual void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) = 0;
     /// y = inputs[0] after all steps, in one pass; half types are rounded once, at the end. All of one floating dtype.
     virtual void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) = 0;
@@ -76,11 +78,12 @@ public:
     virtual void add_scaled(const Tensor& x, double scale, Tensor& y) = 0;
 
     // ---- reduce: the last `axes` axes of x are reduced; y has the shape of the others ----
-    /// sum and mean of integers and bool give i64 and f32, a sum of a half type that or f32; argmax and argmin give i64 and the first place; NaN wins.
+    /// sum and mean of integers and bool give i64 and f32, a sum of a half type that or f32; argmax and argmin give i64 and
+    /// the first place; NaN wins.
+    /// norm (floating): the root of the sum of squares, right also where the squares leave the range of the dtype.
     virtual void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) = 0;
-    /// Two-pass. `correction` 1 gives the unbiased estimate.
-    virtual void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-                          Tensor& variance) = 0;
+    /// Two-pass. `correction` 1 gives the unbiased estimate; `root` gives the standard deviation, as exact as norm.
+    virtual void variance(const Tensor& x, std::int64_t axes, double correction, bool root, Tensor& y) = 0;
 
     // ---- matmul ----
     /// a (batch..., m, k), b (batch..., k, n), y (batch..., m, n) contiguous; y += when accumulate. Any dtype but bool;

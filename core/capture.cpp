@@ -8,10 +8,19 @@
 namespace potluck {
 namespace {
 
+/// How many replays run captured work in this thread, one inside the other.
+thread_local int replays = 0;
+
 class RunAgain final : public CapturedWork {
 public:
     explicit RunAgain(std::function<void()> work) : work_(std::move(work)) {}
-    void replay() override { work_(); }
+    void replay() override {
+        struct Count {
+            Count() { ++replays; }
+            ~Count() { --replays; }
+        } const count;
+        work_();
+    }
 
 private:
     std::function<void()> work_;
@@ -26,6 +35,14 @@ std::unique_ptr<CapturedWork> Backend::capture(std::function<void()> work) {
 std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work) {
     if (!work) throw Error("capture", "the work is an empty function. Give what is to be recorded.");
     return backend(device).capture(std::move(work));
+}
+
+void detail::require_readable(const char* op, Device device) {
+    if (replays > 0 && device.is_cpu())
+        throw Error(
+            op,
+            "captured work cannot read values on the host. Read them after the replay, from tensors that "
+            "the work leaves.");
 }
 
 }  // namespace potluck

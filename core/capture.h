@@ -36,7 +36,13 @@ public:
 /// take. Inside `work` no value can be read on the host (item(), printing, the norm of
 /// clip_grad_norm, an optimizer's step by numbers of the host, AnomalyCheck): such a call throws Error, and nothing was
 /// recorded. A bad element that a replay meets (an id or label out of range) is told when the thread next waits for the
-/// device.
+/// device. On the CPU, where item() and to_vector() of its tensors throw, that is at the replay, which runs the
+/// work.
 std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work);
+
+namespace detail {
+/// Throws Error(op, ...) inside captured work that a replay runs on the host in this thread, for a tensor of `device`.
+void require_readable(const char* op, Device device);
+}  // namespace detail
 
 }  // namespace potluck

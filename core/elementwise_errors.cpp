@@ -68,6 +68,8 @@ const char* name_of(BinaryOp op) {
             return "multiply";
         case BinaryOp::divide:
             return "divide";
+        case BinaryOp::floor_divide:
+            return "floor_divide";
         case BinaryOp::power:
             return "power";
         case BinaryOp::maximum:

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/backend.h"
+#include "core/copies.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 #include "core/philox.h"
@@ -18,11 +19,7 @@ namespace {
 Tensor upload(const void* values, DType dtype, const Shape& shape, TensorOptions options) {
     Tensor host = Tensor::empty(shape, {dtype, Device::cpu()});
     backend(host.device()).copy_from_host(host.raw_data(), values, host.bytes());
-    if (dtype != options.dtype) {
-        Tensor converted = Tensor::empty(shape, {options.dtype, Device::cpu()});
-        backend(host.device()).copy(host, converted);
-        host = converted;
-    }
+    host = detail::cast(host, options.dtype);
     if (options.device == Device::cpu() && !options.pinned) return host;
     Tensor result = Tensor::empty(shape, options);
     backend(options.device).copy_from_host(result.raw_data(), host.raw_data(), host.bytes());
@@ -36,23 +33,24 @@ void check_value_count(const char* op, std::size_t given, const Shape& shape) {
                                     pretty(shape), wanted));
 }
 
+/// For series of integers, which would mean nothing as truths: bool holds 0 and 1 only.
+void require_in_range(const char* op, std::int64_t value, DType dtype) {
+    if (dtype == DType::boolean && value != 0 && value != 1)
+        throw Error(op, fmt::format("{} does not fit dtype bool, which holds 0 to 1.", value));
+    require_held(op, value, dtype);
+}
+
+/// Uploads numbers that the dtype must hold.
+template <class Number>
+Tensor upload_held(const Number* values, std::size_t count, const Shape& shape, TensorOptions options) {
+    if (!is_floating(options.dtype) && options.dtype != dtype_of<Number>())
+        for (std::size_t i = 0; i < count; ++i) require_held("tensor", values[i], options.dtype);
+    return upload(values, dtype_of<Number>(), shape, options);
+}
+
 void check_floating(const char* op, DType dtype) {
     if (!is_floating(dtype))
         throw Error(op, fmt::format("dtype {} has no fractions. Ask for a floating dtype.", dtype));
-}
-
-/// Refuses an integer that `dtype` would not hold. (Floating dtypes hold all, rounded.)
-void check_range(const char* op, std::int64_t value, DType dtype) {
-    if (is_floating(dtype) || dtype == DType::i64) return;
-    std::int64_t low = 0;
-    std::int64_t high = dtype == DType::boolean ? 1 : 255;
-    if (dtype == DType::i32) {
-        low = std::numeric_limits<std::int32_t>::min();
-        high = std::numeric_limits<std::int32_t>::max();
-    }
-    if (value < low || value > high)
-        throw Error(op,
-                    fmt::format("{} does not fit dtype {}, which holds {} to {}.", value, dtype, low, high));
 }
 
 RandomKey take_numbers(Generator* generator, Device device, std::int64_t count) {
@@ -86,9 +84,15 @@ Tensor arange_floating(double start, double end, double step, TensorOptions opti
     if (!(steps < 0x1p62))
         throw Error("arange",
                     fmt::format("{} to {} by {} is not a finite number of steps.", start, end, step));
-    std::vector<double> values(static_cast<std::size_t>(std::max(steps, 0.0)));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = start + static_cast<double>(i) * step;
-    return upload(values.data(), DType::f64, {static_cast<std::int64_t>(values.size())}, options);
+    if (steps > 0.0) {
+        require_held("arange", start, options.dtype);
+        require_held("arange", start + (steps - 1.0) * step, options.dtype);
+    }
+    const auto count = static_cast<std::int64_t>(std::max(steps, 0.0));
+    Tensor values = Tensor::empty({count}, {DType::f64});
+    auto* value = values.data<double>();
+    for (std::int64_t i = 0; i < count; ++i) value[i] = start + static_cast<double>(i) * step;
+    return upload(value, DType::f64, {count}, options);
 }
 
 Tensor arange_integer(std::int64_t start, std::int64_t end, std::int64_t step, TensorOptions options) {
@@ -104,8 +108,8 @@ Tensor arange_integer(std::int64_t start, std::int64_t end, std::int64_t step, T
     if (count > 0) {
         const std::uint64_t last =
             static_cast<std::uint64_t>(start) + (count - 1) * static_cast<std::uint64_t>(step);
-        check_range("arange", start, options.dtype);
-        check_range("arange", static_cast<std::int64_t>(last), options.dtype);
+        require_in_range("arange", start, options.dtype);
+        require_in_range("arange", static_cast<std::int64_t>(last), options.dtype);
     }
     const Shape shape{static_cast<std::int64_t>(count)};
     Tensor values = Tensor::empty(shape, {DType::i64});
@@ -122,12 +126,7 @@ Tensor arange_integer(std::int64_t start, std::int64_t end, std::int64_t step, T
 Tensor empty(const Shape& shape, TensorOptions options) { return Tensor::empty(shape, options); }
 
 Tensor full(const Shape& shape, const Scalar& value, TensorOptions options) {
-    if (!value.is_boolean() && options.dtype != DType::boolean) {
-        if (std::isnan(value.to_double()) && !is_floating(options.dtype))
-            throw Error("full",
-                        fmt::format("NaN does not fit dtype {}. Ask for a floating dtype.", options.dtype));
-        check_range("full", value.to_int64(), options.dtype);
-    }
+    require_held("full", value, options.dtype);
     Tensor result = Tensor::empty(shape, options);
     backend(options.device).fill(result, value);
     return result;
@@ -212,8 +211,8 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, TensorOp
     const OpScope scope("randint");
     if (low >= high)
         throw Error("randint", fmt::format("no integer lies in [{}, {}). Give a high above low.", low, high));
-    check_range("randint", low, options.dtype);
-    check_range("randint", high - 1, options.dtype);
+    require_in_range("randint", low, options.dtype);
+    require_in_range("randint", high - 1, options.dtype);
     Tensor result = Tensor::empty(shape, options);
     backend(options.device)
         .random_integers(take_numbers(generator, options.device, result.count()), low, high, result);
@@ -252,15 +251,12 @@ Tensor detail::tensor_of(std::span<const Scalar> values, const Shape& shape, Ten
     const bool whole = std::none_of(values.begin(), values.end(), std::mem_fn(&Scalar::is_floating));
     if (whole) {
         std::vector<std::int64_t> integers;
-        for (const Scalar& value : values) {
-            integers.push_back(value.to_int64());
-            if (options.dtype != DType::boolean) check_range("tensor", integers.back(), options.dtype);
-        }
-        return upload(integers.data(), DType::i64, shape, options);
+        for (const Scalar& value : values) integers.push_back(value.to_int64());
+        return upload_held(integers.data(), integers.size(), shape, options);
     }
     std::vector<double> numbers;
     for (const Scalar& value : values) numbers.push_back(value.to_double());
-    return upload(numbers.data(), DType::f64, shape, options);
+    return upload_held(numbers.data(), numbers.size(), shape, options);
 }
 
 Tensor detail::tensor_of_rows(std::span<const std::initializer_list<Scalar>> rows, TensorOptions options) {
@@ -280,7 +276,7 @@ Tensor detail::tensor_of_rows(std::span<const std::initializer_list<Scalar>> row
 
 Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options) {
     check_value_count("tensor", values.size(), shape);
-    return upload(values.data(), DType::f64, shape, options);
+    return upload_held(values.data(), values.size(), shape, options);
 }
 
 template <Element T>
@@ -289,8 +285,11 @@ Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions op
     if constexpr (std::same_as<T, bool>) {  // which a vector packs into bits
         const std::vector<std::uint8_t> bytes(values.begin(), values.end());
         return upload(bytes.data(), DType::u8, shape, options);
+    } else if constexpr (std::same_as<T, float16> || std::same_as<T, bfloat16>) {
+        const std::vector<double> numbers(values.begin(), values.end());
+        return upload_held(numbers.data(), numbers.size(), shape, options);
     } else {
-        return upload(values.data(), dtype_of<T>(), shape, options);
+        return upload_held(values.data(), values.size(), shape, options);
     }
 }
 template Tensor tensor(const std::vector<float>&, const Shape&, TensorOptions);

@@ -38,25 +38,55 @@ enum class UnaryOp : std::uint8_t {
     is_finite,
     logical_not  // these three write bool
 };
-enum class BinaryOp : std::uint8_t { add, subtract, multiply, divide, power, maximum, minimum, remainder };
+enum class BinaryOp : std::uint8_t {
+    add,
+    subtract,
+    multiply,
+    divide,
+    floor_divide,
+    power,
+    maximum,
+    minimum,
+    remainder
+};
 enum class CompareOp : std::uint8_t { equal, not_equal, less, less_equal, greater, greater_equal };
+
+/// An operand of an element-wise kernel: a tensor, or one number that stands for all elements. A number is never rounded
+/// to a half type: it is f64 beside f64, f32 beside the other floating dtypes, and i64 beside integers and bool.
+class Operand {
+public:
+    Operand(const Tensor& tensor) : tensor_(tensor) {}
+    Operand(const Scalar& number) : number_(number) {}
+
+    bool is_number() const { return !tensor_.defined(); }
+    const Tensor& tensor() const { return tensor_; }
+    const Scalar& number() const { return number_; }
+
+private:
+    Tensor tensor_;
+    Scalar number_ = 0;
+};
+
 /// What a step of a fused chain makes of the value so far.
 struct ChainStep {
     enum class Kind : std::uint8_t {
         apply,         // function(value)
-        combine,       // value op inputs[input]
-        combine_into,  // inputs[input] op value
+        combine,       // value op inputs[input]; value op number, where input is no_input
+        combine_into,  // inputs[input] op value; number op value
         derivative     // value * function'(inputs[input]), of the functions of unary_backward
     };
     Kind kind;
     UnaryOp function = UnaryOp::negate;  // any but sine, cosine and those that write bool
     BinaryOp op = BinaryOp::add;
     int input = 0;
+    double number = 0.0;
+
+    static constexpr int no_input = -1;
 };
 inline constexpr std::size_t most_chain_inputs = 3;
 inline constexpr std::size_t most_chain_steps = 8;
 
-enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, logsumexp, any, all };
+enum class ReduceOp : std::uint8_t { sum, mean, norm, max, min, argmax, argmin, logsumexp, any, all };
 
 struct CrossEntropySpec {
     std::int64_t ignore_index = -100;

@@ -13,6 +13,7 @@
 
 #include "core/atomic_file.h"
 #include "core/backend.h"
+#include "core/copies.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 #include "core/safetensors_header.h"
@@ -156,11 +157,7 @@ std::string header_of(const TensorFile& file,
 }
 
 void write_tensor(AtomicFile& file, const Tensor& tensor) {
-    Tensor dense = tensor;
-    if (!tensor.is_contiguous()) {
-        dense = Tensor::empty(tensor.shape(), {tensor.dtype(), tensor.device()});
-        backend(tensor.device()).copy(tensor, dense);
-    }
+    const Tensor dense = detail::as_contiguous(tensor);
     if (dense.device().is_cpu()) return file.write(dense.raw_data(), dense.bytes());
     constexpr std::int64_t at_once = std::int64_t{16} << 20;
     std::vector<std::byte> part(static_cast<std::size_t>(std::min(at_once, dense.bytes())));

@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <string_view>
 
 #include "core/dtype.h"
 
@@ -40,5 +41,16 @@ private:
 
 /// The dtype of `tensor op number`: see promote().
 DType promote(DType tensor, const Scalar& number);
+
+/// The integers that i64, i32 and u8 hold; 0 and 1 of bool.
+struct IntegerRange {
+    std::int64_t low, high;
+};
+IntegerRange range_of(DType dtype);
+
+/// The one rule for a number that becomes an element of a tensor, in every factory and op that takes one: throws
+/// Error(op, ...) when an integer dtype does not hold the number (a fraction, NaN, infinity, or out of its range). bool
+/// takes every number as its truth: whether it is not 0. Floating dtypes take every number and round it; beyond their range it becomes infinity, as in arithmetic.
+void require_held(std::string_view op, const Scalar& number, DType dtype);
 
 }  // namespace potluck

@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "core/backend.h"
+#include "core/copies.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
@@ -105,7 +106,9 @@ std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t
 
 std::string to_string(const Shape& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
-std::ostream& sizes::operator<<(std::ostream& stream, const Shape& shape) { return stream << to_string(shape); }
+std::ostream& sizes::operator<<(std::ostream& stream, const Shape& shape) {
+    return stream << to_string(shape);
+}
 
 Tensor Tensor::empty(const Shape& shape, TensorOptions options) {
     const std::int64_t count = element_count(shape);
@@ -126,6 +129,7 @@ Tensor Tensor::view_of(std::shared_ptr<Storage> storage, DType dtype, Shape shap
         throw Error(op, fmt::format("a view of shape {} needs {} strides, and {} are given.", pretty(shape),
                                     shape.size(), strides.size()));
     const std::int64_t count = element_count(shape);
+    checked_bytes(shape, count, dtype);
     const std::int64_t capacity = storage->bytes() / size_of(dtype);
     if (count == 0 && offset > 0) offset = 0;  // a part of an empty tensor may begin anywhere
     if (!reaches_inside(shape, strides, offset, count, capacity))
@@ -192,6 +196,7 @@ Scalar Tensor::item_scalar() const {
                     fmt::format("a tensor of shape {} has {} elements, not 1. Reduce or select first, or use "
                                 "to_vector().",
                                 pretty(shape()), count()));
+    detail::require_readable("item", device());
     std::byte element[8] = {};
     backend(device()).copy_to_host(element, raw_data(), size_of(dtype()));
     return visit(dtype(), [&](auto zero) -> Scalar {
@@ -207,11 +212,8 @@ Scalar Tensor::item_scalar() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
-    Tensor dense = *this;
-    if (!is_contiguous() || dtype() != dtype_of<T>()) {
-        dense = empty(shape(), {dtype_of<T>(), device()});
-        backend(device()).copy(*this, dense);
-    }
+    detail::require_readable("to_vector", device());
+    const Tensor dense = detail::as_contiguous(detail::cast(*this, dtype_of<T>()));
     const auto size = static_cast<std::size_t>(count());
     if constexpr (std::same_as<T, bool>) {
         std::vector<std::uint8_t> bytes(size);

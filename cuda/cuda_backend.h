@@ -27,14 +27,14 @@ void copy(KernelDevice& device, const Tensor& from, Tensor& to);
 void fill(KernelDevice& device, Tensor& to, const Scalar& value);
 void unary(KernelDevice& device, UnaryOp op, const Tensor& x, Tensor& y);
 void unary_backward(KernelDevice& device, UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx);
-void binary(KernelDevice& device, BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y);
-void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Tensor& b, Tensor& y);
+void binary(KernelDevice& device, BinaryOp op, const Operand& a, const Operand& b, Tensor& y);
+void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Operand& b, Tensor& y);
 void where(KernelDevice& device, const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y);
 void chain(KernelDevice& device, std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y);
 void add_scaled(KernelDevice& device, const Tensor& x, double scale, Tensor& y);
 void reduce(KernelDevice& device, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y);
-void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-              Tensor& variance);
+void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, bool root,
+              Tensor& y);
 void softmax(KernelDevice& device, const Tensor& x, bool logarithm, Tensor& y);
 void softmax_backward(KernelDevice& device, const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx);
 void cross_entropy(KernelDevice& device, const Tensor& logits, const Tensor& labels,
@@ -114,10 +114,10 @@ public:
     void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) override {
         cuda::unary_backward(*this, op, x, dy, dx);
     }
-    void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override {
+    void binary(BinaryOp op, const Operand& a, const Operand& b, Tensor& y) override {
         cuda::binary(*this, op, a, b, y);
     }
-    void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override {
+    void compare(CompareOp op, const Tensor& a, const Operand& b, Tensor& y) override {
         cuda::compare(*this, op, a, b, y);
     }
     void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override {
@@ -132,9 +132,8 @@ public:
     void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override {
         cuda::reduce(*this, op, x, axes, y);
     }
-    void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-                  Tensor& variance) override {
-        cuda::variance(*this, x, axes, correction, mean, variance);
+    void variance(const Tensor& x, std::int64_t axes, double correction, bool root, Tensor& y) override {
+        cuda::variance(*this, x, axes, correction, root, y);
     }
     void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) override;
     void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) override;

@@ -13,6 +13,7 @@
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -188,8 +189,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     const Tensor y =
         empty_by_time(s.batch, s.heads, s.queries, s.value_size, Tensor::empty({0}, {dtype, q.device()}));
     Tensor target = y;
-    Tensor logsumexp = Tensor::empty({s.batch, s.heads, s.queries},
-                                     {dtype == DType::f64 ? DType::f64 : DType::f32, q.device()});
+    Tensor logsumexp = Tensor::empty({s.batch, s.heads, s.queries}, {accumulation_dtype(dtype), q.device()});
     backend(q.device())
         .attention(detail::cast(q, dtype), detail::cast(k, dtype), detail::cast(v, dtype),
                    mask_for(options.mask, dtype), kernel_options, target, logsumexp);

@@ -7,6 +7,7 @@
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
@@ -89,7 +90,7 @@ void composed_backward(const Tensor& x, const Tensor& weight, const Tensor& mean
     Tensor normalised, scale;
     if (mode.training) {
         const Tensor centred = wide - mean(wide, axes, true);
-        scale = rsqrt(mean(square(centred), axes, true) + mode.epsilon);
+        scale = detail::reciprocal_root_mean_square(centred, axes, mode.epsilon);
         normalised = centred * scale;
     } else {
         scale = along_channels(reciprocal, x);
@@ -112,7 +113,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     const OpScope scope("batch_norm");
     const DType dtype = check(x, weight, bias, running_mean, running_variance, mode);
     const Tensor values = detail::cast(as_positions(x), dtype);  // (batch, channels, positions)
-    const TensorOptions statistics{dtype == DType::f64 ? DType::f64 : DType::f32, x.device()};
+    const TensorOptions statistics{accumulation_dtype(dtype), x.device()};
     Tensor mean_of_channels, rstd;
     if (mode.training) {
         const std::int64_t count = values.size(0) * values.size(2);

@@ -19,6 +19,10 @@ inline ChainStep combine(BinaryOp op, int input) {
 inline ChainStep combine_into(BinaryOp op, int input) {
     return {.kind = ChainStep::Kind::combine_into, .op = op, .input = input};
 }
+/// value = value op number
+inline ChainStep combine_number(BinaryOp op, double number) {
+    return {.kind = ChainStep::Kind::combine, .op = op, .input = ChainStep::no_input, .number = number};
+}
 /// value = value * function'(inputs[input]), of the functions that have a fused backward
 inline ChainStep derivative(UnaryOp function, int input) {
     return {.kind = ChainStep::Kind::derivative, .function = function, .input = input};

@@ -7,6 +7,7 @@
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -66,7 +67,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& given, const CrossEntro
     check(logits, labels, options);
     const Tensor rows = detail::as_rows(logits);  // (rows, classes)
     const Tensor ids = detail::reshaped(detail::cast(labels, DType::i64), {labels.count()});  // (rows)
-    const DType dtype = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    const DType dtype = accumulation_dtype(logits.dtype());
     const CrossEntropySpec kernel_options{options.ignore_index, options.label_smoothing};
     Tensor losses = Tensor::empty({labels.count()}, {dtype, logits.device()});
     Tensor logsumexp = Tensor::empty({labels.count()}, {dtype, logits.device()});

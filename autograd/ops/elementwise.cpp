@@ -2,22 +2,26 @@
 
 #include <numbers>
 
+#include "autograd/ops/chain.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
 namespace potluck {
 
+using detail::apply;
 using detail::as_floating;
 using detail::cast;
+using detail::chain;
+using detail::combine;
+using detail::combine_number;
 using detail::keep_if;
 using detail::needs_gradient;
-using detail::scalar_like;
-using detail::scalar_tensor;
 
 namespace {
 
@@ -50,11 +54,6 @@ Tensor test(const char* name, UnaryOp op, const Tensor& x) {
     Tensor y = Tensor::empty(x.shape(), {DType::boolean, x.device()});
     backend(x.device()).unary(op, x, y);
     return y;
-}
-
-/// A gradient of zeros that takes no memory.
-Tensor no_derivative(const Tensor& dy) {
-    return scalar_tensor(0.0, dy.dtype(), dy.device()).broadcast_alias("gradient", dy.shape());
 }
 
 }  // namespace
@@ -93,7 +92,7 @@ Tensor divide(const Tensor& a, const Tensor& b) {
     const OpScope scope("divide");
     detail::require_pair("divide", a, b);
     const DType common = promote(a.dtype(), b.dtype());
-    const Tensor y = compute("divide", BinaryOp::divide, a, b, is_floating(common) ? common : DType::f32);
+    const Tensor y = compute("divide", BinaryOp::divide, a, b, floating_result(common));
     return record("divide", y, {a, b}, {keep_if(needs_gradient(b), a), b},
                   [](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor b = saved[1];
@@ -121,19 +120,12 @@ Tensor power(const Tensor& a, const Tensor& b) {
                   [](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor a = saved[0], b = saved[1];
                       // b = 0 makes a constant, also at a = 0 where the formula would be 0 times infinity.
-                      if (dx.wants(0)) dx.add(0, dy * where(b == 0, scalar_like(dy, 0), b * power(a, b - 1)));
+                      if (dx.wants(0)) dx.add(0, dy * where(b == 0, 0, b * power(a, b - 1)));
                       if (dx.wants(1)) {
-                          const Tensor base =
-                              where(a == 0, scalar_like(a, 1), a);  // 0^b does not change with b
-                          dx.add(1, dy * where(a == 0, scalar_like(dy, 0), saved[2] * log(base)));
+                          const Tensor base = where(a == 0, 1, a);  // 0^b does not change with b
+                          dx.add(1, dy * where(a == 0, 0, saved[2] * log(base)));
                       }
                   });
-}
-
-Tensor power(const Tensor& a, const Scalar& b) {
-    detail::require_defined("power", a, "the base");
-    if (b.to_double() == 2.0 && promote(a.dtype(), b) == a.dtype()) return square(a);
-    return power(a, scalar_like(a, b));
 }
 
 namespace {
@@ -141,10 +133,9 @@ namespace {
 /// Sends `dy` to a where y came from a, else to b. y equals a in a tie, and NaN came from a when a is NaN.
 void choose_backward(const Saved& saved, const Tensor& dy, Gradients& dx) {
     const Tensor a = saved[0], y = saved[1];
-    const Tensor zero = scalar_like(dy, 0);
     const Tensor same = equal(a, y), broken = is_nan(a);
-    if (dx.wants(0)) dx.add(0, where(same, dy, where(broken, dy, zero)));
-    if (dx.wants(1)) dx.add(1, where(same, zero, where(broken, zero, dy)));
+    if (dx.wants(0)) dx.add(0, where(same, dy, where(broken, dy, 0)));
+    if (dx.wants(1)) dx.add(1, where(same, 0, where(broken, 0, dy)));
 }
 
 }  // namespace
@@ -171,18 +162,20 @@ Tensor remainder(const Tensor& a, const Tensor& b) {
                   [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, dy); });
 }
 
+Tensor floor_divide(const Tensor& a, const Tensor& b) {
+    const OpScope scope("floor_divide");
+    const Tensor y = compute("floor_divide", BinaryOp::floor_divide, a, b);
+    return record("floor_divide", y, {a, b}, {}, [](const Saved&, const Tensor& dy, Gradients& dx) {
+        dx.add(0, detail::zero_like(dy));
+        dx.add(1, detail::zero_like(dy));
+    });
+}
+
+Tensor operator%(const Tensor& a, const Tensor& b) { return remainder(a, b); }
 Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 Tensor operator-(const Tensor& a, const Tensor& b) { return subtract(a, b); }
 Tensor operator*(const Tensor& a, const Tensor& b) { return multiply(a, b); }
 Tensor operator/(const Tensor& a, const Tensor& b) { return divide(a, b); }
-Tensor operator+(const Tensor& a, const Scalar& b) { return add(a, scalar_like(a, b)); }
-Tensor operator-(const Tensor& a, const Scalar& b) { return subtract(a, scalar_like(a, b)); }
-Tensor operator*(const Tensor& a, const Scalar& b) { return multiply(a, scalar_like(a, b)); }
-Tensor operator/(const Tensor& a, const Scalar& b) { return divide(a, scalar_like(a, b)); }
-Tensor operator+(const Scalar& a, const Tensor& b) { return add(scalar_like(b, a), b); }
-Tensor operator-(const Scalar& a, const Tensor& b) { return subtract(scalar_like(b, a), b); }
-Tensor operator*(const Scalar& a, const Tensor& b) { return multiply(scalar_like(b, a), b); }
-Tensor operator/(const Scalar& a, const Tensor& b) { return divide(scalar_like(b, a), b); }
 Tensor operator-(const Tensor& x) { return negate(x); }
 
 // ---- functions of one tensor ----
@@ -206,14 +199,16 @@ Tensor sign(const Tensor& x) {
     const OpScope scope("sign");
     const Tensor y = compute("sign", UnaryOp::sign, x);
     return record("sign", y, {x}, {},
-                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_derivative(dy)); });
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, detail::zero_like(dy)); });
 }
 
 Tensor square(const Tensor& x) {
     const OpScope scope("square");
     const Tensor y = compute("square", UnaryOp::square, x);
     return record("square", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, dy * (2 * saved[0]));
+        if (is_grad_enabled()) return dx.add(0, dy * (2 * saved[0]));
+        dx.add(0, chain({saved[0], dy},
+                        {combine_number(BinaryOp::multiply, 2.0), combine(BinaryOp::multiply, 1)}));
     });
 }
 
@@ -222,7 +217,9 @@ Tensor sqrt(const Tensor& x) {
     detail::require_defined("sqrt", x, "the operand");
     const Tensor y = compute("sqrt", UnaryOp::square_root, as_floating(x));
     return record("sqrt", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, dy / (2 * saved[0]));
+        if (is_grad_enabled()) return dx.add(0, dy / (2 * saved[0]));
+        dx.add(0, chain({dy, saved[0]},
+                        {combine(BinaryOp::divide, 1), combine_number(BinaryOp::multiply, 0.5)}));
     });
 }
 
@@ -232,7 +229,9 @@ Tensor rsqrt(const Tensor& x) {
     const Tensor y = compute("rsqrt", UnaryOp::reciprocal_square_root, as_floating(x));
     return record("rsqrt", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor y = saved[0];
-        dx.add(0, dy * (-0.5 * y * square(y)));
+        if (is_grad_enabled()) return dx.add(0, dy * (-0.5 * y * square(y)));
+        dx.add(0, chain({y, dy}, {apply(UnaryOp::square), combine(BinaryOp::multiply, 0),
+                                  combine_number(BinaryOp::multiply, -0.5), combine(BinaryOp::multiply, 1)}));
     });
 }
 
@@ -241,7 +240,9 @@ Tensor reciprocal(const Tensor& x) {
     detail::require_defined("reciprocal", x, "the operand");
     const Tensor y = compute("reciprocal", UnaryOp::reciprocal, as_floating(x));
     return record("reciprocal", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, -(dy * square(saved[0])));
+        if (is_grad_enabled()) return dx.add(0, -(dy * square(saved[0])));
+        dx.add(0, chain({saved[0], dy}, {apply(UnaryOp::square), combine_number(BinaryOp::multiply, -1.0),
+                                         combine(BinaryOp::multiply, 1)}));
     });
 }
 
@@ -283,7 +284,11 @@ Tensor erf(const Tensor& x) {
     detail::require_defined("erf", x, "the operand");
     const Tensor y = compute("erf", UnaryOp::error_function, as_floating(x));
     return record("erf", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-        dx.add(0, dy * (2.0 * std::numbers::inv_sqrtpi * exp(-square(saved[0]))));
+        const double scale = 2.0 * std::numbers::inv_sqrtpi;
+        if (is_grad_enabled()) return dx.add(0, dy * (scale * exp(-square(saved[0]))));
+        dx.add(0, chain({saved[0], dy},
+                        {apply(UnaryOp::square), apply(UnaryOp::negate), apply(UnaryOp::exponential),
+                         combine_number(BinaryOp::multiply, scale), combine(BinaryOp::multiply, 1)}));
     });
 }
 
@@ -295,7 +300,7 @@ Tensor step_function(const char* name, UnaryOp op, const Tensor& x) {
     detail::require_defined(name, x, "the operand");
     const Tensor y = is_floating(x.dtype()) ? compute(name, op, x) : detail::copy_of(x);
     return record(name, y, {x}, {},
-                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, no_derivative(dy)); });
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, detail::zero_like(dy)); });
 }
 
 }  // namespace

@@ -4,7 +4,14 @@
 
 namespace potluck {
 
-/// Arithmetic with broadcasting and promotion (see promote() in core/dtype.h). `/` of integers gives f32.
+/// Arithmetic with broadcasting and promotion (see promote() in core/dtype.h).
+///
+/// A C++ number beside a tensor (`x * 1e-8`) is not rounded to a half type: it counts in f64 beside f64 and in f32 beside
+/// f32, f16 and bf16, and the result is rounded once. Beside integers that stay integers it must be one that their dtype
+/// holds (require_held() in core/scalar.h), and is exact.
+///
+/// `/` is the division of real numbers: integers are converted to f32 first, which holds them exactly up to 2^24 only.
+/// For integers that shall stay integers take floor_divide() and `%`.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor subtract(const Tensor& a, const Tensor& b);
 Tensor multiply(const Tensor& a, const Tensor& b);
@@ -15,8 +22,16 @@ Tensor power(const Tensor& a, const Scalar& b);
 /// The larger of each pair; NaN wins; the gradient of a tie goes to a.
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
-/// The remainder with the sign of the divisor, as Python's %. Not differentiable in b.
+Tensor maximum(const Tensor& a, const Scalar& b);
+Tensor minimum(const Tensor& a, const Scalar& b);
+/// The quotient rounded down, as Python's //: an integer q, for which a = q * b + remainder(a, b). Integers stay integers
+/// and are exact; a divisor of 0 is then an Error, while floating tensors give a / b. Gradient 0.
+Tensor floor_divide(const Tensor& a, const Tensor& b);
+Tensor floor_divide(const Tensor& a, const Scalar& b);
+/// The remainder with the sign of the divisor, as Python's %. Integers stay integers and are exact; a divisor of 0 is
+/// then an Error, while floating tensors give NaN. The gradient of a is that of the result; not differentiable in b.
 Tensor remainder(const Tensor& a, const Tensor& b);
+Tensor remainder(const Tensor& a, const Scalar& b);
 
 /// The same, as operators.
 Tensor operator+(const Tensor& a, const Tensor& b);
@@ -31,6 +46,8 @@ Tensor operator+(const Scalar& a, const Tensor& b);
 Tensor operator-(const Scalar& a, const Tensor& b);
 Tensor operator*(const Scalar& a, const Tensor& b);
 Tensor operator/(const Scalar& a, const Tensor& b);
+Tensor operator%(const Tensor& a, const Tensor& b);
+Tensor operator%(const Tensor& a, const Scalar& b);
 Tensor operator-(const Tensor& x);
 
 // Functions of one tensor. Integers are converted to f32 where the result is not an integer.
@@ -62,7 +79,8 @@ Tensor is_nan(const Tensor& x);
 Tensor is_finite(const Tensor& x);
 Tensor logical_not(const Tensor& x);
 
-/// Comparisons: bool tensors, no gradient. NaN compares unequal to everything.
+/// Comparisons: bool tensors, no gradient. NaN compares unequal to everything. A C++ number is compared as it is, also
+/// where the dtype does not hold it: u8 < 300 and f16 < 70000 are true. (So an f16 made of 0.1 does not equal 0.1.)
 Tensor equal(const Tensor& a, const Tensor& b);
 Tensor not_equal(const Tensor& a, const Tensor& b);
 Tensor less(const Tensor& a, const Tensor& b);
@@ -82,11 +100,17 @@ Tensor operator<=(const Tensor& a, const Scalar& b);
 Tensor operator>(const Tensor& a, const Scalar& b);
 Tensor operator>=(const Tensor& a, const Scalar& b);
 
-/// a where condition (bool) holds, else b. The branch not taken gets an exact zero gradient.
+/// a where condition (bool) holds, else b. The branch not taken gets an exact zero gradient; but what made that branch
+/// multiplies the zero, and 0 * NaN is NaN: where(x > 0, sqrt(x), 0) has NaN gradients where x < 0 (AnomalyCheck names
+/// the sqrt). Select the argument first: where(x > 0, sqrt(where(x > 0, x, 1)), 0).
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
-/// Limits x to [low, high]; NaN stays NaN; gradient 0 outside, 1 inside and on the limits. Throws Error when low > high.
+Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b);
+Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b);
+/// Limits x to [low, high]; NaN stays NaN; gradient 0 outside, 1 inside and on the limits. Throws Error when low > high,
+/// or when no number of an integer dtype lies between.
 Tensor clamp(const Tensor& x, double low, double high);
-/// x with `value` wherever mask (bool, broadcast) holds; gradient 0 there.
+/// x with `value` wherever mask (bool, broadcast) holds; gradient 0 there. Throws Error when the dtype does not hold
+/// `value` (require_held() in core/scalar.h).
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value);
 
 }  // namespace potluck

@@ -1,6 +1,8 @@
 // Comparisons, and the ops that choose by them.
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/support.h"
@@ -29,6 +31,50 @@ Tensor compare(const char* name, CompareOp op, const Tensor& a, const Tensor& b)
     return y;
 }
 
+/// The comparison of integers with an integer that means the same as `op` with `number`.
+std::pair<CompareOp, std::int64_t> with_integer(CompareOp op, const Scalar& scalar) {
+    if (!scalar.is_floating()) return {op, scalar.to_int64()};
+    using Limits = std::numeric_limits<std::int64_t>;
+    const std::pair always{CompareOp::less_equal, Limits::max()};
+    const std::pair never{CompareOp::less, Limits::min()};
+    const double number = scalar.to_double();
+    if (std::isnan(number)) return op == CompareOp::not_equal ? always : never;
+    const bool above = number >= 0x1p63;
+    if (above || number < -0x1p63) {
+        const bool less = op == CompareOp::less || op == CompareOp::less_equal;
+        const bool greater = op == CompareOp::greater || op == CompareOp::greater_equal;
+        return op == CompareOp::not_equal || (above ? less : greater) ? always : never;
+    }
+    const bool whole = std::floor(number) == number;
+    const auto ceil = static_cast<std::int64_t>(std::ceil(number));
+    const auto floor = static_cast<std::int64_t>(std::floor(number));
+    switch (op) {
+        case CompareOp::equal:
+            return whole ? std::pair{op, floor} : never;
+        case CompareOp::not_equal:
+            return whole ? std::pair{op, floor} : always;
+        case CompareOp::less:
+        case CompareOp::greater_equal:
+            return {op, ceil};
+        default:
+            return {op, floor};
+    }
+}
+
+/// Exact, whatever the number: integers are compared as integers.
+Tensor compare(const char* name, CompareOp op, const Tensor& a, const Scalar& b) {
+    const OpScope scope(name);
+    detail::require_defined(name, a, "the first operand");
+    Tensor y = Tensor::empty(a.shape(), {DType::boolean, a.device()});
+    if (is_floating(a.dtype())) {
+        backend(a.device()).compare(op, a, b, y);
+    } else {
+        const auto [same, integer] = with_integer(op, b);
+        backend(a.device()).compare(same, a, Scalar(integer), y);
+    }
+    return y;
+}
+
 }  // namespace
 
 // ---- comparisons ----
@@ -51,12 +97,18 @@ Tensor operator<(const Tensor& a, const Tensor& b) { return less(a, b); }
 Tensor operator<=(const Tensor& a, const Tensor& b) { return less_equal(a, b); }
 Tensor operator>(const Tensor& a, const Tensor& b) { return greater(a, b); }
 Tensor operator>=(const Tensor& a, const Tensor& b) { return greater_equal(a, b); }
-Tensor operator==(const Tensor& a, const Scalar& b) { return equal(a, scalar_like(a, b)); }
-Tensor operator!=(const Tensor& a, const Scalar& b) { return not_equal(a, scalar_like(a, b)); }
-Tensor operator<(const Tensor& a, const Scalar& b) { return less(a, scalar_like(a, b)); }
-Tensor operator<=(const Tensor& a, const Scalar& b) { return less_equal(a, scalar_like(a, b)); }
-Tensor operator>(const Tensor& a, const Scalar& b) { return greater(a, scalar_like(a, b)); }
-Tensor operator>=(const Tensor& a, const Scalar& b) { return greater_equal(a, scalar_like(a, b)); }
+Tensor operator==(const Tensor& a, const Scalar& b) { return compare("equal", CompareOp::equal, a, b); }
+Tensor operator!=(const Tensor& a, const Scalar& b) {
+    return compare("not_equal", CompareOp::not_equal, a, b);
+}
+Tensor operator<(const Tensor& a, const Scalar& b) { return compare("less", CompareOp::less, a, b); }
+Tensor operator<=(const Tensor& a, const Scalar& b) {
+    return compare("less_equal", CompareOp::less_equal, a, b);
+}
+Tensor operator>(const Tensor& a, const Scalar& b) { return compare("greater", CompareOp::greater, a, b); }
+Tensor operator>=(const Tensor& a, const Scalar& b) {
+    return compare("greater_equal", CompareOp::greater_equal, a, b);
+}
 
 // ---- choosing ----
 
@@ -92,10 +144,21 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     const Tensor y = choose("where", condition, cast(a, dtype), cast(b, dtype), shape);
     return record("where", y, {condition, a, b}, {condition},
                   [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor zero = scalar_like(dy, 0);
-                      if (dx.wants(1)) dx.add(1, where(saved[0], dy, zero));
-                      if (dx.wants(2)) dx.add(2, where(saved[0], zero, dy));
+                      if (dx.wants(1)) dx.add(1, where(saved[0], dy, 0));
+                      if (dx.wants(2)) dx.add(2, where(saved[0], 0, dy));
                   });
+}
+
+Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b) {
+    const OpScope scope("where");
+    detail::require_defined("where", a, "the first operand");
+    return where(condition, a, scalar_like(a, b));
+}
+
+Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b) {
+    const OpScope scope("where");
+    detail::require_defined("where", b, "the second operand");
+    return where(condition, scalar_like(b, a), b);
 }
 
 Tensor clamp(const Tensor& x, double low, double high) {
@@ -106,24 +169,19 @@ Tensor clamp(const Tensor& x, double low, double high) {
                     fmt::format("the lower limit {} is not below the upper limit {}. Swap them.", low, high));
     Scalar lower = low, upper = high;
     if (!is_floating(x.dtype())) {  // the integers that lie between the limits
-        lower = Scalar(std::ceil(low)).to_int64();
-        upper = Scalar(std::floor(high)).to_int64();
+        const IntegerRange range = range_of(x.dtype());
+        lower = std::max(Scalar(std::ceil(low)).to_int64(), range.low);
+        upper = std::min(Scalar(std::floor(high)).to_int64(), range.high);
         if (lower.to_int64() > upper.to_int64())
-            throw Error("clamp", fmt::format("no integer lies between {} and {}.", low, high));
+            throw Error("clamp", fmt::format("no {} lies between {} and {}.", x.dtype(), low, high));
     }
-    // Integers are compared in 64 bits: a limit may lie outside of the narrow dtype.
-    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
-    const auto limit = [&](const Scalar& value) {
-        return full({}, value, {dtype, x.device()}).broadcast_alias("clamp", x.shape());
-    };
-    Tensor y = Tensor::empty(x.shape(), {dtype, x.device()});
-    backend(x.device()).binary(BinaryOp::maximum, cast(x, dtype), limit(lower), y);
-    backend(x.device()).binary(BinaryOp::minimum, y, limit(upper), y);
-    return record("clamp", cast(y, x.dtype()), {x}, {x},
-                  [low, high](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor x = saved[0], zero = scalar_like(dy, 0);
-                      dx.add(0, where(x < low, zero, where(x > high, zero, dy)));
-                  });
+    Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
+    backend(x.device()).binary(BinaryOp::maximum, x, lower, y);
+    backend(x.device()).binary(BinaryOp::minimum, y, upper, y);
+    return record("clamp", y, {x}, {x}, [low, high](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        const Tensor x = saved[0];
+        dx.add(0, where(x < low, 0, where(x > high, 0, dy)));
+    });
 }
 
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value) {
@@ -131,12 +189,12 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value) {
     detail::require_defined("masked_fill", x, "x");
     require_condition("masked_fill", mask, "the mask");
     detail::require_same_device("masked_fill", {x, mask});
+    require_held("masked_fill", value, x.dtype());
     const Tensor filling = full({}, value, {x.dtype(), x.device()});
     const Tensor y = choose("masked_fill", mask, filling, x, x.shape());
-    return record("masked_fill", y, {x, filling}, {mask},
-                  [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      dx.add(0, where(saved[0], scalar_like(dy, 0), dy));
-                  });
+    return record(
+        "masked_fill", y, {x, filling}, {mask},
+        [](const Saved& saved, const Tensor& dy, Gradients& dx) { dx.add(0, where(saved[0], 0, dy)); });
 }
 
 }  // namespace potluck

@@ -71,8 +71,7 @@ Tensor operand(const char* name, const Tensor& target, const Tensor& source, DTy
 const Tensor& Tensor::fill_(const Scalar& value) const {
     const OpScope scope("fill_");
     require_changeable("fill_", *this);
-    if (!is_floating(dtype()))
-        (void)full({}, value, {dtype()});  // refuses a value that the dtype does not hold
+    require_held("fill_", value, dtype());
     Tensor target = detach();
     potluck::backend(device()).fill(target, value);
     storage()->bump_version();
@@ -104,15 +103,8 @@ const Tensor& Tensor::add_(const Tensor& other, double scale) const {
         if (scale != static_cast<double>(Scalar(scale).to_int64()))
             throw Error("add_",
                         fmt::format("the scale {} is no integer, but the tensor is {}.", scale, dtype()));
-        Tensor x = operand("add_", *this, other, dtype());
-        if (scale != 1.0) {
-            Tensor product = Tensor::empty(shape(), {dtype(), device()});
-            const Tensor factor = full({}, Scalar(scale).to_int64(), {dtype(), device()});
-            potluck::backend(device()).binary(BinaryOp::multiply, x, factor.broadcast_alias("add_", shape()),
-                                              product);
-            x = product;
-        }
-        potluck::backend(device()).binary(BinaryOp::add, detach(), x, target);
+        const Tensor x = operand("add_", *this, other, dtype());
+        potluck::backend(device()).add_scaled(x, scale, target);
     }
     storage()->bump_version();
     return *this;
@@ -131,12 +123,13 @@ const Tensor& Tensor::mul_(const Tensor& other) const {
 }
 
 const Tensor& Tensor::mul_(const Scalar& factor) const {
-    detail::require_defined("mul_", *this, "the tensor");
-    if (!potluck::is_floating(dtype()) && factor.to_double() != static_cast<double>(factor.to_int64()))
-        throw Error("mul_", fmt::format("the factor {} is no integer, but the tensor is {}. Convert it with "
-                                        ".to(DType::f32).",
-                                        factor.to_double(), dtype()));
-    return mul_(full({}, factor, {dtype(), device()}));
+    const OpScope scope("mul_");
+    require_changeable("mul_", *this);
+    require_held("mul_", factor, dtype());
+    Tensor target = detach();
+    potluck::backend(device()).binary(BinaryOp::multiply, detach(), factor, target);
+    storage()->bump_version();
+    return *this;
 }
 
 }  // namespace potluck

@@ -35,7 +35,9 @@ Tensor cat(const std::vector<Tensor>& tensors, std::int64_t axis) {
                             i, pretty(x.shape()), pretty(first.shape()), axis));
         dtype = promote(dtype, x.dtype());
         sizes.push_back(x.shape()[at]);
-        shape[at] += x.shape()[at];
+        if (__builtin_add_overflow(shape[at], x.shape()[at], &shape[at]))
+            throw Error("cat",
+                        fmt::format("axis {} of the result would have more than 2^63 - 1 entries.", axis));
     }
 
     const Tensor y = Tensor::empty(shape, {dtype, first.device()});

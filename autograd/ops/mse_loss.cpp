@@ -19,8 +19,7 @@ Tensor mse_loss(const Tensor& prediction, const Tensor& target, Reduction reduct
                         "would compare everything with everything.",
                         pretty(prediction.shape()), pretty(target.shape())));
     const Tensor difference = prediction - target;
-    const Tensor losses =
-        square(is_floating(difference.dtype()) ? difference : detail::as_floating(difference));
+    const Tensor losses = square(detail::as_floating(difference));
     switch (reduction) {
         case Reduction::none:
             return losses;

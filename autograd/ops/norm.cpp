@@ -7,6 +7,7 @@
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
@@ -41,7 +42,7 @@ DType check(const char* name, const Tensor& x, const Tensor& weight, const Tenso
 }
 
 Tensor empty_rows(const Tensor& rows, DType dtype) {
-    return Tensor::empty({rows.size(0)}, {dtype == DType::f64 ? DType::f64 : DType::f32, rows.device()});
+    return Tensor::empty({rows.size(0)}, {accumulation_dtype(dtype), rows.device()});
 }
 
 /// All axes but the last.
@@ -110,7 +111,7 @@ Tensor record_layer_norm(const Tensor& y, const Tensor& x, const Tensor& weight,
             if (is_grad_enabled()) {
                 const Tensor wide = to(x, promote(x.dtype(), DType::f32));
                 const Tensor centred = wide - mean(wide, {-1}, true);
-                const Tensor scale = rsqrt(mean(square(centred), {-1}, true) + epsilon);
+                const Tensor scale = detail::reciprocal_root_mean_square(centred, {-1}, epsilon);
                 return composed_backward(centred * scale, scale, /*centre=*/true, weight, dy, dx, 3);
             }
             RowsGradient dx_of(dx, x, dy);
@@ -132,7 +133,7 @@ Tensor record_rms_norm(const Tensor& y, const Tensor& x, const Tensor& weight, d
                       const Tensor x = saved[0], weight = saved[1];
                       if (is_grad_enabled()) {
                           const Tensor wide = to(x, promote(x.dtype(), DType::f32));
-                          const Tensor scale = rsqrt(mean(square(wide), {-1}, true) + epsilon);
+                          const Tensor scale = detail::reciprocal_root_mean_square(wide, {-1}, epsilon);
                           return composed_backward(wide * scale, scale, /*centre=*/false, weight, dy, dx, 2);
                       }
                       RowsGradient dx_of(dx, x, dy);

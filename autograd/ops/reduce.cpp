@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/ops/chain.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/index.h"
@@ -10,13 +11,12 @@
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
 namespace potluck {
-
-using detail::scalar_like;
 
 namespace {
 
@@ -87,7 +87,7 @@ Tensor stretched(const Tensor& dy, const ReduceLayout& layout, const Shape& shap
 Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
     const OpScope scope("sum");
     const ReduceLayout layout = layout_of("sum", x, axes);
-    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
+    const DType dtype = sum_result(x.dtype());
     const Tensor y = compute(ReduceOp::sum, x, layout, dtype, keep_axes);
     return record("sum", y, {x}, {},
                   [layout, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
@@ -98,7 +98,7 @@ Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
 Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) {
     const OpScope scope("mean");
     const ReduceLayout layout = layout_of("mean", x, axes);
-    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::f32;
+    const DType dtype = floating_result(x.dtype());
     const Tensor y = compute(ReduceOp::mean, x, layout, dtype, keep_axes);
     return record("mean", y, {x}, {},
                   [layout, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
@@ -163,12 +163,21 @@ Tensor argmin(const Tensor& x, std::int64_t axis, bool keep_axis) {
 
 namespace {
 
-Tensor compute_variance(const Tensor& x, const ReduceLayout& layout, double correction, bool keep_axes) {
-    Tensor mean = Tensor::empty(layout.kept, {x.dtype(), x.device()});
-    Tensor variance = Tensor::empty(layout.kept, {x.dtype(), x.device()});
-    backend(x.device())
-        .variance(detail::permuted_alias(x, layout.order), layout.count, correction, mean, variance);
-    return keep_axes ? detail::reshaped(variance, layout.with_ones) : variance;
+/// The variance, or its root.
+Tensor compute_variance(const Tensor& x, const ReduceLayout& layout, double correction, bool root,
+                        bool keep_axes) {
+    Tensor y = Tensor::empty(layout.kept, {x.dtype(), x.device()});
+    backend(x.device()).variance(detail::permuted_alias(x, layout.order), layout.count, correction, root, y);
+    return keep_axes ? detail::reshaped(y, layout.with_ones) : y;
+}
+
+/// x / y * dy, the gradient of a root of squares, and 0 where y, the root, is 0. Divided first: x and y are of one size,
+/// and the quotient of large or tiny ones keeps to the range.
+Tensor root_gradient(const Tensor& x, const Tensor& y, const Tensor& dy) {
+    const Tensor safe = where(y == 0, std::numeric_limits<double>::infinity(), y);
+    if (is_grad_enabled()) return x / safe * dy;
+    return detail::chain({x, safe, dy},
+                         {detail::combine(BinaryOp::divide, 1), detail::combine(BinaryOp::multiply, 2)});
 }
 
 void require_correction(const char* name, double correction) {
@@ -191,7 +200,8 @@ Tensor var(const Tensor& given, const Axes& axes, double correction, bool keep_a
     detail::require_defined("var", given, "the operand");
     require_correction("var", correction);
     const ReduceLayout layout = layout_of("var", given, axes);
-    const Tensor y = compute_variance(detail::as_floating(given), layout, correction, keep_axes);
+    const Tensor y =
+        compute_variance(detail::as_floating(given), layout, correction, /*root=*/false, keep_axes);
     return record("var", y, {given}, {given},
                   [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0];
@@ -205,17 +215,15 @@ Tensor stddev(const Tensor& given, const Axes& axes, double correction, bool kee
     detail::require_defined("stddev", given, "the operand");
     require_correction("stddev", correction);
     const ReduceLayout layout = layout_of("stddev", given, axes);
-    Tensor y = compute_variance(detail::as_floating(given), layout, correction, keep_axes);
-    backend(y.device()).unary(UnaryOp::square_root, y, y);
+    const Tensor y =
+        compute_variance(detail::as_floating(given), layout, correction, /*root=*/true, keep_axes);
     return record("stddev", y, {given}, {given, y},
                   [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], y = saved[1];
                       // d y / d x = (x - mean) / ((n - correction) y), and 0 where all elements are the same
-                      const Tensor flat = y == 0;
-                      const Tensor safe = where(flat, scalar_like(y, 1), y);
-                      const Tensor slope = where(flat, scalar_like(dy, 0), dy / safe);
                       const double factor = 1.0 / (static_cast<double>(layout.merged) - correction);
-                      dx.add(0, stretched(slope * factor, layout, x.shape()) * centred(x, layout));
+                      dx.add(0, root_gradient(centred(x, layout), stretched(y, layout, x.shape()),
+                                              stretched(dy * factor, layout, x.shape())));
                   });
 }
 
@@ -224,21 +232,13 @@ namespace {
 Tensor euclidean_norm(const Tensor& given, const Axes& axes, bool keep_axes) {
     const ReduceLayout layout = layout_of("norm", given, axes);
     const Tensor x = detail::as_floating(given);
-    // The squares of half types leave their range: they are taken in f32.
-    const DType inner = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-    Tensor squares = Tensor::empty(x.shape(), {inner, x.device()});
-    backend(x.device()).unary(UnaryOp::square, detail::cast(x, inner), squares);
-    Tensor root = compute(ReduceOp::sum, squares, layout, inner, keep_axes);
-    backend(x.device()).unary(UnaryOp::square_root, root, root);
-    const Tensor y = detail::cast(root, x.dtype());
-    return record("norm", y, {given}, {given, y},
-                  [layout](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      const Tensor x = saved[0], y = saved[1];
-                      const Tensor flat = y == 0;
-                      const Tensor safe = where(flat, scalar_like(y, 1), y);
-                      const Tensor slope = where(flat, scalar_like(dy, 0), dy / safe);
-                      dx.add(0, stretched(slope, layout, x.shape()) * x);
-                  });
+    const Tensor y = compute(ReduceOp::norm, x, layout, x.dtype(), keep_axes);
+    return record(
+        "norm", y, {given}, {given, y}, [layout](const Saved& saved, const Tensor& dy, Gradients& dx) {
+            const Shape& shape = saved[0].shape();
+            dx.add(0,
+                   root_gradient(saved[0], stretched(saved[1], layout, shape), stretched(dy, layout, shape)));
+        });
 }
 
 }  // namespace
@@ -248,9 +248,9 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
     detail::require_defined("norm", x, "the operand");
     const bool is_infinite = p == std::numeric_limits<double>::infinity();
     if (p == 1.0 || (is_infinite && x.count() == 0))  // nothing has no largest element, but norm 0
-        return sum(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
+        return sum(abs(detail::as_floating(x)), axes, keep_axes);
     if (p == 2.0) return euclidean_norm(x, axes, keep_axes);
-    if (is_infinite) return max(abs(is_floating(x.dtype()) ? x : detail::as_floating(x)), axes, keep_axes);
+    if (is_infinite) return max(abs(detail::as_floating(x)), axes, keep_axes);
     throw Error("norm", fmt::format("p is {}. Use 1, 2 or infinity.", p));
 }
 
@@ -265,7 +265,7 @@ Tensor logsumexp(const Tensor& given, const Axes& axes, bool keep_axes) {
             const Tensor x = saved[0], y = saved[1];
             // Where everything is -inf the weights are exp(-inf - 0) = 0 instead of exp(-inf + inf).
             const Tensor empty = y == -std::numeric_limits<double>::infinity();
-            const Tensor safe = where(empty, scalar_like(y, 0), y);
+            const Tensor safe = where(empty, 0, y);
             dx.add(0, stretched(dy, layout, x.shape()) * exp(x - stretched(safe, layout, x.shape())));
         });
 }

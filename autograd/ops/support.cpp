@@ -1,8 +1,8 @@
 #include "autograd/ops/support.h"
 
-#include <algorithm>
-#include <numeric>
+#include <cmath>
 
+#include "autograd/ops/elementwise.h"
 #include "autograd/ops/index.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/view.h"
@@ -10,6 +10,7 @@
 #include "core/backend.h"
 #include "core/factories.h"
 #include "core/format.h"
+#include "core/op_scope.h"
 
 namespace potluck::detail {
 
@@ -58,126 +59,20 @@ bool needs_gradient(const Tensor& x) { return is_grad_enabled() && x.defined() &
 
 Tensor keep_if(bool needed, const Tensor& x) { return needed ? x : Tensor(); }
 
-Tensor cast(const Tensor& x, DType dtype) {
-    if (x.dtype() == dtype) return x;
-    Tensor y = Tensor::empty(x.shape(), {dtype, x.device()});
-    backend(x.device()).copy(x, y);
-    return y;
-}
-
-Tensor cast_or_none(const Tensor& x, DType dtype) { return x.defined() ? cast(x, dtype) : x; }
-
-Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like) {
-    return wanted ? Tensor::empty(shape, {like.dtype(), like.device()}) : Tensor();
-}
-
 Tensor empty_gradient(const Gradients& dx, std::size_t index, const Shape& shape, const Tensor& dy) {
     if (!dx.wants(index)) return {};
     const bool wider = is_half(dy.dtype()) && dx.dtype(index) == DType::f32;
     return Tensor::empty(shape, {wider ? DType::f32 : dy.dtype(), dy.device()});
 }
 
-Tensor as_floating(const Tensor& x) { return is_floating(x.dtype()) ? x : cast(x, DType::f32); }
-
 Tensor scalar_like(const Tensor& x, const Scalar& value) {
-    return full({}, value, {promote(x.dtype(), value), x.device()});
+    const DType dtype = promote(x.dtype(), value);
+    require_held(OpScope::current(), value, dtype);
+    return full({}, value, {dtype, x.device()});
 }
 
-Tensor scalar_tensor(double value, DType dtype, Device device) { return full({}, value, {dtype, device}); }
-
-Tensor copy_of(const Tensor& x) {
-    Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    backend(x.device()).copy(x, y);
-    return y;
-}
-
-Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy_of(x); }
-
-Tensor reshaped(const Tensor& x, const Shape& shape) {
-    if (const auto strides = view_strides(x.shape(), x.strides(), shape))
-        return x.alias(shape, *strides, x.offset());
-    return copy_of(x).alias(shape, contiguous_strides(shape), 0);
-}
-
-Tensor as_rows(const Tensor& x) {
-    const Shape leading(x.shape().begin(), x.shape().end() - 1);
-    return reshaped(x, {element_count(leading), x.size(-1)});
-}
-
-std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, const Shape& wanted) {
-    if (element_count(wanted) == 0) return contiguous_strides(wanted);
-
-    // Join neighbouring axes that one stride walks through, ..
-    struct Run {
-        std::int64_t size, stride;
-    };
-    std::vector<Run> runs;
-    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
-        if (shape[axis] == 1) continue;
-        if (!runs.empty() && runs.back().stride == shape[axis] * strides[axis])
-            runs.back() = {runs.back().size * shape[axis], strides[axis]};
-        else
-            runs.push_back({shape[axis], strides[axis]});
-    }
-    // .. then cut them into the wanted axes, from the last.
-    Strides result(wanted.size());
-    Run run{1, 1};
-    for (std::size_t axis = wanted.size(); axis-- > 0;) {
-        if (wanted[axis] != 1 && run.size == 1) {
-            run = runs.back();
-            runs.pop_back();
-        }
-        if (run.size % wanted[axis] != 0) return std::nullopt;
-        result[axis] = run.stride;
-        run.size /= wanted[axis];
-        run.stride *= wanted[axis];
-    }
-    return result;
-}
-
-bool overlaps_itself(const Tensor& x) {
-    if (x.is_contiguous() || x.count() <= 1) return false;
-    // From the smallest stride on, each axis must step over everything that the axes before it reach.
-    std::vector<std::size_t> axes;
-    for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
-        if (x.shape()[axis] > 1) axes.push_back(axis);
-    std::sort(axes.begin(), axes.end(),
-              [&](std::size_t a, std::size_t b) { return x.strides()[a] < x.strides()[b]; });
-    std::int64_t reach = 0;
-    for (const std::size_t axis : axes) {
-        if (x.strides()[axis] <= reach) return true;
-        reach += x.strides()[axis] * (x.shape()[axis] - 1);
-    }
-    return false;
-}
-
-Tensor strided_alias(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length,
-                     std::int64_t step) {
-    Shape shape = x.shape();
-    Strides strides = x.strides();
-    const auto at = static_cast<std::size_t>(axis);
-    // An empty view starts where x starts: nothing is read, and the place must lie inside the storage.
-    const std::int64_t offset = length == 0 || x.count() == 0 ? x.offset() : x.offset() + start * strides[at];
-    shape[at] = length;
-    strides[at] *= step;
-    return x.alias(std::move(shape), std::move(strides), offset);
-}
-
-Tensor permuted_alias(const Tensor& x, const std::vector<std::int64_t>& axes) {
-    Shape shape(axes.size());
-    Strides strides(axes.size());
-    for (std::size_t i = 0; i < axes.size(); ++i) {
-        shape[i] = x.shape()[static_cast<std::size_t>(axes[i])];
-        strides[i] = x.strides()[static_cast<std::size_t>(axes[i])];
-    }
-    return x.alias(std::move(shape), std::move(strides), x.offset());
-}
-
-Tensor transposed_alias(const Tensor& x) {
-    std::vector<std::int64_t> axes(static_cast<std::size_t>(x.ndim()));
-    std::iota(axes.begin(), axes.end(), std::int64_t{0});
-    std::swap(axes[axes.size() - 2], axes[axes.size() - 1]);
-    return permuted_alias(x, axes);
+Tensor zero_like(const Tensor& x) {
+    return full({}, 0, {x.dtype(), x.device()}).broadcast_alias("zeros", x.shape());
 }
 
 Tensor spread(const Tensor& dy, const Shape& shape, std::int64_t axis, std::int64_t start,
@@ -188,6 +83,16 @@ Tensor spread(const Tensor& dy, const Shape& shape, std::int64_t axis, std::int6
     const Tensor places = arange(start, start + length * step, step, {DType::i64, dy.device()});
     return scatter_add(zeros(shape, {dy.dtype(), dy.device()}), axis,
                        expand(reshape(places, column), dy.shape()), dy);
+}
+
+Tensor reciprocal_root_mean_square(const Tensor& x, const std::vector<std::int64_t>& axes, double epsilon) {
+    if (x.count() == 0) return rsqrt(mean(square(x), axes, true) + epsilon);
+    // Divided by a number of the size of the largest, where that is needed, which is a constant for the gradient.
+    const Tensor largest = maximum(max(abs(x.detach()), axes, true), std::sqrt(epsilon));
+    const Tensor scale =
+        where(largest == 0, 1, where(largest > 1e-15, where(largest < 1e15, 1, largest), largest));
+    const Tensor unit = square(std::sqrt(epsilon) / scale);
+    return rsqrt(mean(square(x / scale), axes, true) + unit) / scale;
 }
 
 Tensor sum_to_shape(std::string_view op, const Tensor& x, const Shape& shape, DType dtype) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the ops in this folder share: checks with readable messages, conversions outside the tape, strides of views.
+// What the ops in this folder share: checks with readable messages, and parts of gradients.
 // For .cpp files of autograd/ only.
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/copies.h"
+#include "core/strides.h"
 
 namespace potluck {
 class Gradients;      // autograd/tape.h
@@ -39,50 +40,26 @@ bool needs_gradient(const Tensor& x);
 /// `x` when it has to be kept for backward, else an undefined tensor.
 Tensor keep_if(bool needed, const Tensor& x);
 
-// ---- outside the tape ----
+// ---- numbers as tensors, outside the tape ----
 
-/// `x` in another dtype, or `x` itself.
-Tensor cast(const Tensor& x, DType dtype);
-/// The same; an undefined tensor stays one.
-Tensor cast_or_none(const Tensor& x, DType dtype);
-/// Fresh memory of `shape`, of the dtype and on the device of `like`; an undefined tensor where it is not wanted.
-Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like);
 /// Fresh memory for the gradient of input `index`, as a kernel writes it: of the dtype of `dy`, or f32 where that of a
 /// half type is collected in f32; an undefined tensor where none is wanted.
 Tensor empty_gradient(const Gradients& dx, std::size_t index, const Shape& shape, const Tensor& dy);
-/// Integers and bool as f32; floating tensors as they are.
-Tensor as_floating(const Tensor& x);
 /// A tensor of no axes with `value`, on the device of `x`, in the dtype that `x op value` has.
 Tensor scalar_like(const Tensor& x, const Scalar& value);
-/// One number of any dtype, on a device.
-Tensor scalar_tensor(double value, DType dtype, Device device);
-/// Row-major copy of `x` with memory of its own.
-Tensor copy_of(const Tensor& x);
-/// `x` in row-major order, or `x` itself.
-Tensor as_contiguous(const Tensor& x);
-/// Another shape with the same count: a view where strides allow, else a copy.
-Tensor reshaped(const Tensor& x, const Shape& shape);
-/// (.., n) as (rows, n): a view where strides allow, else a copy. `x` has at least one axis.
-Tensor as_rows(const Tensor& x);
+/// Zeros of the shape, dtype and device of `x` that take the memory of one element.
+Tensor zero_like(const Tensor& x);
 
 // ---- on the tape ----
 
+/// 1 / sqrt(mean(x^2) + epsilon) over `axes`, which stay as size 1. Right also where the squares leave the range of the
+/// dtype.
+Tensor reciprocal_root_mean_square(const Tensor& x, const std::vector<std::int64_t>& axes, double epsilon);
 /// Records a gelu that a kernel computed beside other things: y = gelu(x). Returns y.
 Tensor record_gelu(const Tensor& x, const Tensor& y, GeluKind kind);
 
-// ---- shapes and strides ----
+// ---- shapes, on the tape ----
 
-/// Strides that show the same elements in another shape, when such strides exist. The counts must agree.
-std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, const Shape& wanted);
-/// Whether two indices may mean the same place in memory (broadcast views). Never wrongly false.
-bool overlaps_itself(const Tensor& x);
-/// Entries start, start + step, .. (`length` of them) along axis, as a view outside the tape.
-Tensor strided_alias(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length,
-                     std::int64_t step);
-/// The axes in another order, as a view outside the tape.
-Tensor permuted_alias(const Tensor& x, const std::vector<std::int64_t>& axes);
-/// The last two axes swapped, as a view outside the tape.
-Tensor transposed_alias(const Tensor& x);
 /// The gradient of a narrow, select or slice, made of ops on the tape: zeros of `shape` with `dy` at the entries
 /// start, start + step, .. along axis.
 Tensor spread(const Tensor& dy, const Shape& shape, std::int64_t axis, std::int64_t start, std::int64_t step);

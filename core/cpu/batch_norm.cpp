@@ -72,10 +72,10 @@ void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& 
             for (std::int64_t channel = first; channel < last; ++channel) {
                 const T* values = reader.read(channel);
                 const T center = mean_of_row(values, n);
-                const double spread = mean_square(values, center, n);
+                const MeanSquare spread = mean_square(values, center, n, epsilon);
                 mean_of[channel] = center;
-                variance_of[channel] = static_cast<T>(spread);
-                reciprocal_of[channel] = static_cast<T>(1 / std::sqrt(spread + epsilon));
+                variance_of[channel] = static_cast<T>(spread.plain());
+                reciprocal_of[channel] = static_cast<T>(spread.reciprocal_root(epsilon));
             }
         });
     });

@@ -26,14 +26,13 @@ public:
     void fill(Tensor& to, const Scalar& value) override;
     void unary(UnaryOp op, const Tensor& x, Tensor& y) override;
     void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) override;
-    void binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
-    void compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) override;
+    void binary(BinaryOp op, const Operand& a, const Operand& b, Tensor& y) override;
+    void compare(CompareOp op, const Tensor& a, const Operand& b, Tensor& y) override;
     void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) override;
     void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) override;
     void add_scaled(const Tensor& x, double scale, Tensor& y) override;
     void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) override;
-    void variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-                  Tensor& variance) override;
+    void variance(const Tensor& x, std::int64_t axes, double correction, bool root, Tensor& y) override;
     void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) override;
     void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) override;
     void linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,

@@ -51,6 +51,15 @@ T floor_remainder(T a, T b) {
     return (rest < T(0)) != (b < T(0)) ? rest + b : rest;
 }
 
+/// Of floats: the integer q for which a = q b + floor_remainder(a, b); infinite or NaN as a / b for b = 0.
+template <class T>
+T floor_divide(T a, T b) {
+    if (b == T(0)) return a / b;
+    const T rest = std::fmod(a, b);
+    const T quotient = (a - rest) / b - (rest != T(0) && (rest < T(0)) != (b < T(0)) ? T(1) : T(0));
+    return quotient == T(0) ? std::copysign(T(0), a / b) : std::nearbyint(quotient);
+}
+
 /// Ops that integers have too.
 template <class T>
 UnaryLoop<T> common_unary_loop(UnaryOp op) {
@@ -177,6 +186,8 @@ BinaryLoop<T, T> find_binary_loop(BinaryOp op) {
                 else
                     return a / b;
             });
+        case BinaryOp::floor_divide:
+            return binary_loop<T, T>([](T a, T b) { return floor_divide(a, b); });
         case BinaryOp::power:
             return binary_loop<T, T>([](T a, T b) {
                 if constexpr (integral)
@@ -196,7 +207,7 @@ BinaryLoop<T, T> find_binary_loop(BinaryOp op) {
 
 /// Integers have no quotient by zero and no power with a negative exponent. Looks before anything is written.
 void check_integer_operand(BinaryOp op, const Tensor& b) {
-    const bool divides = op == BinaryOp::divide || op == BinaryOp::remainder;
+    const bool divides = op == BinaryOp::divide || op == BinaryOp::floor_divide || op == BinaryOp::remainder;
     if (!divides && op != BinaryOp::power) return;
     parallel_for(b.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
         BlockReader<std::int64_t> reader(b);
@@ -230,16 +241,43 @@ BinaryLoop<bool, T> find_compare_loop(CompareOp op) {
     throw Error("compare", "unknown operation.");
 }
 
+/// An operand in the compute type as a tensor: what is given, or the number, which lives in here.
+template <class T>
+class OperandTensor {
+public:
+    explicit OperandTensor(const Operand& operand) : tensor_(operand.tensor()) {
+        if (!operand.is_number()) return;
+        if constexpr (std::is_integral_v<T>)
+            number_ = operand.number().to_int64();
+        else
+            number_ = static_cast<T>(operand.number().to_double());
+        tensor_ = Tensor::view_of(
+            std::make_shared<Storage>(Device::cpu(), &number_, std::int64_t{sizeof(T)}, [] {}), dtype_of<T>(),
+            {}, {}, 0);
+    }
+    OperandTensor(const OperandTensor&) = delete;
+    OperandTensor& operator=(const OperandTensor&) = delete;
+
+    /// The tensor; a number as a tensor of no axes.
+    const Tensor& tensor() const { return tensor_; }
+    Tensor stretched(const Shape& shape) const { return tensor_.broadcast_alias("number", shape); }
+
+private:
+    T number_{};
+    Tensor tensor_;
+};
+
 /// A step with its loop found.
 template <class T>
 struct ChainLoop {
     ChainStep::Kind kind;
-    std::size_t input;
+    int input;
+    std::vector<T> numbers;  // the operand of a step that has no input, repeated
     UnaryLoop<T> unary = nullptr;
     BinaryLoop<T, T> binary = nullptr;
 
-    ChainLoop(const ChainStep& step, DType dtype)
-        : kind(step.kind), input(static_cast<std::size_t>(step.input)) {
+    ChainLoop(const ChainStep& step, DType dtype) : kind(step.kind), input(step.input) {
+        if (input == ChainStep::no_input) numbers.assign(block_size, static_cast<T>(step.number));
         if (kind == ChainStep::Kind::apply)
             unary = find_unary_loop<T>(step.function, dtype);
         else if (kind == ChainStep::Kind::derivative)
@@ -248,12 +286,13 @@ struct ChainLoop {
             binary = find_binary_loop<T>(step.op);
     }
     void run(T* value, const std::array<const T*, most_chain_inputs>& inputs, std::int64_t n) const {
-        if (kind == ChainStep::Kind::apply)
-            unary(value, value, n);
-        else if (kind == ChainStep::Kind::combine)
-            binary(value, value, inputs[input], n);
+        if (kind == ChainStep::Kind::apply) return unary(value, value, n);
+        const T* other =
+            input == ChainStep::no_input ? numbers.data() : inputs[static_cast<std::size_t>(input)];
+        if (kind == ChainStep::Kind::combine)
+            binary(value, value, other, n);
         else
-            binary(value, inputs[input], value, n);
+            binary(value, other, value, n);
     }
 };
 
@@ -289,20 +328,23 @@ void CpuBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
     });
 }
 
-void CpuBackend::binary(BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+void CpuBackend::binary(BinaryOp op, const Operand& a, const Operand& b, Tensor& y) {
     const cpu::Team team(threads());
     cpu::visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        if constexpr (std::is_integral_v<T>) cpu::check_integer_operand(op, b);
-        cpu::BlockMap<T, T, T>::run(y, a, b, cpu::find_binary_loop<T>(op));
+        const cpu::OperandTensor<T> left(a), right(b);
+        if constexpr (std::is_integral_v<T>) cpu::check_integer_operand(op, right.tensor());
+        cpu::BlockMap<T, T, T>::run(y, left.stretched(y.shape()), right.stretched(y.shape()),
+                                    cpu::find_binary_loop<T>(op));
     });
 }
 
-void CpuBackend::compare(CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+void CpuBackend::compare(CompareOp op, const Tensor& a, const Operand& b, Tensor& y) {
     const cpu::Team team(threads());
     cpu::visit_compute(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cpu::BlockMap<bool, T, T>::run(y, a, b, cpu::find_compare_loop<T>(op));
+        const cpu::OperandTensor<T> right(b);
+        cpu::BlockMap<bool, T, T>::run(y, a, right.stretched(y.shape()), cpu::find_compare_loop<T>(op));
     });
 }
 

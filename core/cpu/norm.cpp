@@ -141,7 +141,8 @@ void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_
                     from = sum_reader->read(row);  // as rounded to the dtype
                 }
                 const T mean = mean_of == nullptr ? T{0} : mean_of_row(from, width);
-                const T reciprocal = static_cast<T>(1 / std::sqrt(mean_square(from, mean, width) + epsilon));
+                const T reciprocal =
+                    static_cast<T>(mean_square(from, mean, width, epsilon).reciprocal_root(epsilon));
                 if (mean_of != nullptr) mean_of[row] = mean;
                 reciprocal_of[row] = reciprocal;
                 normalise_row(from, mean, reciprocal, weight, bias, writer.begin(row), width);

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/copies.h"
 #include "core/cpu/blocks.h"
 #include "core/cpu/cpu_backend.h"
 #include "core/cpu/reduce_states.h"
@@ -206,10 +207,7 @@ void sum_columns(const Tensor& x, std::int64_t axes, std::int64_t width, bool me
 /// Walking down columns element by element would read each cache line many times: other reductions turn them
 /// first.
 Tensor with_near_rows(const Tensor& x, std::int64_t axes) {
-    if (column_width(x, axes) == 1) return x;
-    Tensor copied = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    backend(x.device()).copy(x, copied);
-    return copied;
+    return column_width(x, axes) == 1 ? x : potluck::detail::copy_of(x);
 }
 
 template <class T>
@@ -239,12 +237,16 @@ void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
         case ReduceOp::logsumexp:
             if constexpr (!std::is_integral_v<T>) return reduce_rows<T, LogSumExp<T>>(near, rows, y);
             break;
+        case ReduceOp::norm:
+            if constexpr (!std::is_integral_v<T>) return reduce_rows<T, Norm<T>>(near, rows, y);
+            break;
         case ReduceOp::sum:
         case ReduceOp::mean:
             break;
     }
-    throw Error("logsumexp", fmt::format("there is no logsumexp for {}. Convert to a floating dtype first.",
-                                         name_of(x.dtype())));
+    const char* name = op == ReduceOp::norm ? "norm" : "logsumexp";
+    throw Error(name, fmt::format("there is no {} for {}. Convert to a floating dtype first.", name,
+                                  name_of(x.dtype())));
 }
 
 void check_not_empty(ReduceOp op, const Tensor& x, std::int64_t axes, const Tensor& y) {
@@ -269,10 +271,9 @@ void CpuBackend::reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor&
     cpu::visit_compute(x.dtype(), [&](auto zero) { cpu::reduce<decltype(zero)>(op, x, axes, y); });
 }
 
-void CpuBackend::variance(const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-                          Tensor& variance) {
+void CpuBackend::variance(const Tensor& x, std::int64_t axes, double correction, bool root, Tensor& y) {
     const cpu::Team team(threads());
-    if (mean.count() == 0) return;
+    if (y.count() == 0) return;
     cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using cpu::Mean;
@@ -285,16 +286,14 @@ void CpuBackend::variance(const Tensor& x, std::int64_t axes, double correction,
             [&](std::int64_t row, const Mean<T>& state) {
                 centers[static_cast<std::size_t>(row)] = state.finish(rows.length);
             });
-        const cpu::Output<double> means(mean);
-        const cpu::Output<double> variances(variance);
+        const cpu::Output<double> output(y);
         cpu::fold_rows<T>(
             near, rows,
             [&](std::int64_t row) {
                 return SquaredDeviations<T>{centers[static_cast<std::size_t>(row)], {}, {}};
             },
             [&](std::int64_t row, const SquaredDeviations<T>& state) {
-                means.store(row, centers[static_cast<std::size_t>(row)]);
-                variances.store(row, state.variance(rows.length, correction));
+                output.store(row, state.finish(rows.length, correction, root));
             });
     });
 }

@@ -4,6 +4,7 @@
 // (`first` is the position of the block in its row), joins the state of the stretch that follows, and
 // finishes with the result. T is the compute type of x: double, float or int64.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -38,6 +39,61 @@ double block_sum(const T* values, std::int64_t n, Transform transform) {
     for (std::int64_t i = 0; i < n; ++i) sum += transform(static_cast<double>(values[i]));
     return sum;
 }
+
+/// A sum of squares: sum * 2^(2 exponent). The exponent stays 0 while the squares keep to the range of f64; so 1e200 and
+/// 1e-200 have squares too, as in BLAS's nrm2.
+struct SquareSum {
+    CompensatedSum sum;
+    int exponent = 0;
+
+    /// Adds (values[i] - center)^2 of one block.
+    template <class T>
+    void fold(const T* values, std::int64_t n, double center) {
+        const double squares =
+            block_sum(values, n, [center](double x) { return (x - center) * (x - center); });
+        if constexpr (std::is_same_v<T, double>) {
+            if (!(squares >= 0x1p-900 && squares <= 0x1p900)) return fold_scaled(values, n, center, squares);
+        }
+        add(squares, 0);
+    }
+    void add(double squares, int their_exponent) {
+        if (their_exponent != exponent) {
+            if (squares == 0.0) return;
+            const int common = sum.sum == 0.0 ? their_exponent : std::max(exponent, their_exponent);
+            sum.sum = std::ldexp(sum.sum, 2 * (exponent - common));
+            sum.lost = std::ldexp(sum.lost, 2 * (exponent - common));
+            squares = std::ldexp(squares, 2 * (their_exponent - common));
+            exponent = common;
+        }
+        sum.add(squares);
+    }
+    double value() const { return std::ldexp(sum.value(), 2 * exponent); }
+
+private:
+    void fold_scaled(const double* values, std::int64_t n, double center, double squares) {
+        double largest = 0.0;
+        for (std::int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(values[i] - center));
+        if (!(largest > 0.0) || !std::isfinite(largest)) return add(squares, 0);
+        const int scale = std::ilogb(largest);
+        add(block_sum(values, n,
+                      [=](double x) {
+                          const double scaled = std::ldexp(x - center, -scale);
+                          return scaled * scaled;
+                      }),
+            scale);
+    }
+};
+
+/// The root of the sum of squares.
+template <class T>
+struct Norm {
+    using Result = double;
+    SquareSum squares;
+
+    void fold(const T* values, std::int64_t n, std::int64_t) { squares.fold(values, n, 0.0); }
+    void join(const Norm& next) { squares.add(next.squares.sum.value(), next.squares.exponent); }
+    Result finish(std::int64_t) const { return std::ldexp(std::sqrt(squares.sum.value()), squares.exponent); }
+};
 
 template <class T>
 struct Sum {
@@ -210,23 +266,26 @@ struct Search {  // any: is there an element that is true; all: is there one tha
 template <class T>
 struct SquaredDeviations {
     double center = 0.0;
-    CompensatedSum squares;
+    SquareSum squares;
     CompensatedSum deviations;
 
     void fold(const T* values, std::int64_t n, std::int64_t) {
-        squares.add(block_sum(values, n, [c = center](double x) { return (x - c) * (x - c); }));
+        squares.fold(values, n, center);
         deviations.add(block_sum(values, n, [c = center](double x) { return x - c; }));
     }
     void join(const SquaredDeviations& next) {
-        squares.add(next.squares.value());
+        squares.add(next.squares.sum.value(), next.squares.exponent);
         deviations.add(next.deviations.value());
     }
-    double variance(std::int64_t n, double correction) const {
-        const double count = static_cast<double>(n);
+    /// The variance, or its root.
+    double finish(std::int64_t n, double correction, bool root) const {
+        const auto count = static_cast<double>(n);
         if (count <= correction) return std::numeric_limits<double>::quiet_NaN();
-        const double rest = deviations.value();
-        const double sum = squares.value() - rest * rest / count;
-        return (sum < 0.0 ? 0.0 : sum) / (count - correction);  // NaN stays NaN
+        const double rest = std::ldexp(deviations.value(), -squares.exponent);
+        const double sum = squares.sum.value() - rest * rest / count;
+        const double scaled = (sum < 0.0 ? 0.0 : sum) / (count - correction);  // NaN stays NaN
+        return root ? std::ldexp(std::sqrt(scaled), squares.exponent)
+                    : std::ldexp(scaled, 2 * squares.exponent);
     }
 };
 

@@ -151,14 +151,52 @@ T mean_of_row(const T* x, std::int64_t n) {
     return static_cast<T>(static_cast<double>(x[0]) + distance);
 }
 
-/// Mean of (x - center)^2 over a row: the second of the two passes.
+/// A mean of squares: value * 2^(2 exponent).
+struct MeanSquare {
+    double value = 0.0;
+    int exponent = 0;
+
+    double plain() const { return std::ldexp(value, 2 * exponent); }
+    /// 1 / sqrt(mean of squares + epsilon).
+    double reciprocal_root(double epsilon) const {
+        if (exponent == 0) return 1 / std::sqrt(value + epsilon);
+        return std::ldexp(1 / std::sqrt(value + std::ldexp(epsilon, -2 * exponent)), -exponent);
+    }
+};
+
+/// Mean of (x - center)^2 over a row: the second of the two passes. Squares that leave the range of T are taken in f64, or
+/// scaled by a power of two; `epsilon` is what will be added to the mean.
 template <class T>
-double mean_square(const T* x, T center, std::int64_t n) {
-    return mean_of<T>(n, [&](std::int64_t i, auto zero) {
-        using Wide = decltype(zero);
-        const Wide deviation = static_cast<Wide>(x[i]) - static_cast<Wide>(center);
+MeanSquare mean_square(const T* x, T center, std::int64_t n, double epsilon) {
+    if (n == 0) return {};
+    const auto count = static_cast<double>(n);
+    const double total = sum_of<T>(n, [&](std::int64_t i) {
+        const T deviation = x[i] - center;
         return deviation * deviation;
     });
+    if constexpr (std::is_same_v<T, float>) {
+        if (total > 1e-30 && total < std::numeric_limits<double>::infinity()) return {total / count};
+        return {sum_of<double>(n,
+                               [&](std::int64_t i) {
+                                   const double deviation =
+                                       static_cast<double>(x[i]) - static_cast<double>(center);
+                                   return deviation * deviation;
+                               }) /
+                count};
+    } else {
+        if (total >= 0x1p-900 && total <= 0x1p900) return {total / count};
+        double largest = std::sqrt(epsilon);
+        for (std::int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(x[i] - center));
+        if (!(largest > 0.0) || !std::isfinite(largest)) return {total / count};
+        const int exponent = std::ilogb(largest);
+        return {sum_of<double>(n,
+                               [&](std::int64_t i) {
+                                   const double deviation = std::ldexp(x[i] - center, -exponent);
+                                   return deviation * deviation;
+                               }) /
+                    count,
+                exponent};
+    }
 }
 
 /// The largest of n elements, where NaN does not count; -inf when there is none.

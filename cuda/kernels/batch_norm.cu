@@ -118,13 +118,10 @@ struct Moments {
 // After so many elements the running state of a thread, in the compute type, is added to one in f64.
 constexpr int run_length = 64;
 
-// Floor: reads x once (sizeof(T) bytes an element); a division, four multiplications and additions an element.
-template <class T>
-__global__ void __launch_bounds__(block_threads)
-    statistics_of_slices(const T* x, Spread s, Moments<compute_type<T>>* partial) {
-    using S = compute_type<T>;
-    const Place at = place_of_thread(s);
-    Moments<S> total{0, 0, 0};
+/// Of what this thread sums. S is what the elements are computed in.
+template <class S, class T>
+__device__ Moments<compute_type<T>> moments_of_thread(const T* x, const Spread& s, const Place& at) {
+    Moments<compute_type<T>> total{0, 0, 0};
     S mean = 0, squares = 0;
     int count = 0;
     const auto flush = [&] {
@@ -133,7 +130,7 @@ __global__ void __launch_bounds__(block_threads)
         count = 0;
     };
     for_each_element(s, at, [&](std::int64_t i) {
-        const S value = to_compute(x[i]);
+        const S value = static_cast<S>(to_compute(x[i]));
         ++count;
         const S distance = value - mean;
         mean += distance / static_cast<S>(count);
@@ -141,6 +138,20 @@ __global__ void __launch_bounds__(block_threads)
         if (count == run_length) flush();
     });
     flush();
+    return total;
+}
+
+// Squares that leave the range of f32 are taken in f64, by the thread that met them.
+// Floor: reads x once (sizeof(T) bytes an element); a division, four multiplications and additions an element.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    statistics_of_slices(const T* x, Spread s, Moments<compute_type<T>>* partial) {
+    using S = compute_type<T>;
+    const Place at = place_of_thread(s);
+    Moments<S> total = moments_of_thread<S>(x, s, at);
+    if (std::is_same_v<S, float> && total.count > 1 &&
+        !(total.squares > 1e-30 && total.squares <= std::numeric_limits<double>::max()))
+        total = moments_of_thread<double>(x, s, at);
     const Moments<S> folded = fold_channel(total, at);
     if (at.member == 0 && at.channel < s.channels) partial[at.channel * gridDim.y + blockIdx.y] = folded;
 }
@@ -157,6 +168,15 @@ __global__ void finish_statistics(const Moments<S>* partial, std::int64_t channe
     mean[channel] = static_cast<S>(total.mean);
     variance[channel] = static_cast<S>(spread);
     rstd[channel] = static_cast<S>(1.0 / sqrt(spread + epsilon));
+}
+
+// From the standard deviation, whose square may leave the range of f64. Floor: reads 1 and writes 2 numbers a channel.
+__global__ void finish_deviations(const double* deviation, std::int64_t channels, double epsilon,
+                                  double* variance, double* rstd) {
+    const std::int64_t channel = global_thread();
+    if (channel >= channels) return;
+    variance[channel] = deviation[channel] * deviation[channel];
+    rstd[channel] = 1.0 / hypot(deviation[channel], sqrt(epsilon));
 }
 
 // ---- gradients of weight and bias ----
@@ -324,6 +344,18 @@ void batch_norm_statistics(KernelDevice& device, const Tensor& given_x, double e
                            Tensor& variance, Tensor& rstd) {
     const cudaStream_t queue = device.stream();
     if (mean.count() == 0) return;
+    if (given_x.dtype() == DType::f64) {  // by reductions that know numbers whose squares are out of range
+        const Tensor rows = given_x.alias({given_x.size(1), given_x.size(0), given_x.size(2)},
+                                          {given_x.strides()[1], given_x.strides()[0], given_x.strides()[2]},
+                                          given_x.offset());
+        Tensor deviation = Tensor::empty(mean.shape(), {DType::f64, mean.device()});
+        reduce(device, ReduceOp::mean, rows, 2, mean);
+        cuda::variance(device, rows, 2, /*correction=*/0.0, /*root=*/true, deviation);
+        launch(finish_deviations, dim3(blocks_for(mean.count(), block_threads)), dim3(block_threads), 0,
+               queue, elements_of<double>(deviation), mean.count(), epsilon, elements_of<double>(variance),
+               elements_of<double>(rstd));
+        return;
+    }
     const Tensor x = contiguous(device, given_x);
     const Spread s = spread_over(x, device.multiprocessors());
     visit_device_floating(x.dtype(), [&](auto zero) {

@@ -50,6 +50,15 @@ __device__ T floor_remainder(T a, T b) {
     return (rest < T{0}) != (b < T{0}) ? rest + b : rest;
 }
 
+/// Of floats: the integer q for which a = q b + floor_remainder(a, b); infinite or NaN as a / b for b = 0.
+template <class T>
+__device__ T floor_divide(T a, T b) {
+    if (b == T{0}) return a / b;
+    const T rest = std::fmod(a, b);
+    const T quotient = (a - rest) / b - (rest != T{0} && (rest < T{0}) != (b < T{0}) ? T{1} : T{0});
+    return quotient == T{0} ? std::copysign(T{0}, a / b) : std::rint(quotient);
+}
+
 // ---- activations. Arguments far out on the flat side are cut before they are multiplied with a probability that is 0
 //      there, so that infinity does not become NaN. A NaN fails every comparison and passes. ----
 
@@ -245,6 +254,8 @@ __device__ void apply_binary(BinaryOp op, const T (&a)[N], const T (&b)[N], T (&
                 else
                     return u / v;
             });
+        case BinaryOp::floor_divide:
+            return each([](T u, T v) { return detail::floor_divide(u, v); });
         case BinaryOp::power:
             return each([](T u, T v) {
                 if constexpr (integral)

@@ -6,6 +6,7 @@
 // is broadcast; where reads 1 + 2 sizeof(T) and writes sizeof(T); add_scaled reads x and y and writes y; a chain reads each
 // input and writes y once, however many steps it has. One to twenty operations an element and step.
 
+#include "core/dtype_policy.h"
 #include "core/elementwise_errors.h"
 #include "cuda/kernel_device.h"
 #include "cuda/kernels/computed.h"
@@ -28,6 +29,47 @@ struct Binary {
     }
 };
 
+/// One of the operands is a number.
+template <class Computed>
+struct BinaryWithNumber {
+    BinaryOp op;
+    Computed number;
+    bool number_first;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<T, N>& y, const Pack<T, N>& x) const {
+        Computed left[N], right[N];
+        for (int i = 0; i < N; ++i) {
+            const Computed value = to_compute(x.values[i]);
+            left[i] = number_first ? number : value;
+            right[i] = number_first ? value : number;
+        }
+        apply_binary(op, left, right, left);
+        from_computed(left, y);
+    }
+};
+
+template <int N, class Computed>
+__device__ void apply_compare(CompareOp op, const Computed (&a)[N], const Computed (&b)[N],
+                              Pack<bool, N>& y) {
+    const auto each = [&](auto function) {
+        for (int i = 0; i < N; ++i) y.values[i] = function(a[i], b[i]);
+    };
+    switch (op) {
+        case CompareOp::equal:
+            return each([](auto u, auto v) { return u == v; });
+        case CompareOp::not_equal:
+            return each([](auto u, auto v) { return u != v; });
+        case CompareOp::less:
+            return each([](auto u, auto v) { return u < v; });
+        case CompareOp::less_equal:
+            return each([](auto u, auto v) { return u <= v; });
+        case CompareOp::greater:
+            return each([](auto u, auto v) { return u > v; });
+        default:  // greater_equal
+            return each([](auto u, auto v) { return u >= v; });
+    }
+}
+
 struct Compare {
     CompareOp op;
     template <int N, class T>
@@ -36,23 +78,20 @@ struct Compare {
         compute_type<T> left[N], right[N];
         to_computed(a, left);
         to_computed(b, right);
-        const auto each = [&](auto function) {
-            for (int i = 0; i < N; ++i) y.values[i] = function(left[i], right[i]);
-        };
-        switch (op) {
-            case CompareOp::equal:
-                return each([](auto u, auto v) { return u == v; });
-            case CompareOp::not_equal:
-                return each([](auto u, auto v) { return u != v; });
-            case CompareOp::less:
-                return each([](auto u, auto v) { return u < v; });
-            case CompareOp::less_equal:
-                return each([](auto u, auto v) { return u <= v; });
-            case CompareOp::greater:
-                return each([](auto u, auto v) { return u > v; });
-            default:  // greater_equal
-                return each([](auto u, auto v) { return u >= v; });
-        }
+        apply_compare(op, left, right, y);
+    }
+};
+
+template <class Computed>
+struct CompareWithNumber {
+    CompareOp op;
+    Computed number;
+    template <int N, class T>
+    __device__ void operator()(std::int64_t, Pack<bool, N>& y, const Pack<T, N>& x) const {
+        Computed left[N], right[N];
+        to_computed(x, left);
+        for (int i = 0; i < N; ++i) right[i] = number;
+        apply_compare(op, left, right, y);
     }
 };
 
@@ -101,8 +140,10 @@ struct Chain {
                 continue;
             }
             if (step.input == 0) to_computed(x, other);
-            int number = 0;
-            ((++number == step.input ? to_computed(more, other) : void()), ...);
+            int place = 0;
+            ((++place == step.input ? to_computed(more, other) : void()), ...);
+            if (step.input == ChainStep::no_input)
+                for (int j = 0; j < N; ++j) other[j] = static_cast<Computed>(step.number);
             if (step.kind == ChainStep::Kind::combine)
                 apply_binary(step.op, value, other, value);
             else if (step.kind == ChainStep::Kind::combine_into)
@@ -134,12 +175,27 @@ std::int64_t integer_at(const Tensor& x, std::int64_t position) {
     return x.alias({}, {}, offset).item<std::int64_t>();
 }
 
+/// A number as the kernels compute with it.
+template <class Computed>
+Computed computed(const Scalar& number) {
+    if constexpr (std::is_integral_v<Computed>)
+        return number.to_int64();
+    else
+        return static_cast<Computed>(number.to_double());
+}
+
 }  // namespace
 
-void binary(KernelDevice& device, BinaryOp op, const Tensor& a, const Tensor& b, Tensor& y) {
-    const bool divides = op == BinaryOp::divide || op == BinaryOp::remainder;
-    if (!is_floating(y.dtype()) && (divides || op == BinaryOp::power) && y.count() > 0) {
+void binary(KernelDevice& device, BinaryOp op, const Operand& a, const Operand& second, Tensor& y) {
+    const bool divides = op == BinaryOp::divide || op == BinaryOp::floor_divide || op == BinaryOp::remainder;
+    const bool checked = !is_floating(y.dtype()) && (divides || op == BinaryOp::power) && y.count() > 0;
+    if (checked && second.is_number()) {
+        const std::int64_t value = second.number().to_int64();
+        if (divides ? value == 0 : value < 0) throw bad_integer_operand(op, 0, value);
+    }
+    if (checked && !second.is_number()) {
         // Integers have no quotient by zero and no power with a negative exponent.
+        const Tensor& b = second.tensor();
         FaultTeller tell = [op, divides, b](std::int64_t position) {
             const std::int64_t value = integer_at(b, position);
             if (divides ? value == 0 : value < 0) throw bad_integer_operand(op, position, value);
@@ -156,14 +212,26 @@ void binary(KernelDevice& device, BinaryOp op, const Tensor& a, const Tensor& b,
     }
     visit_device(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        ElementMap<T, T, T>::run(device.stream(), Binary{op}, y, a, b);
+        using Computed = compute_type<T>;
+        if (a.is_number() || second.is_number()) {
+            const BinaryWithNumber<Computed> body{
+                op, computed<Computed>((a.is_number() ? a : second).number()), a.is_number()};
+            ElementMap<T, T>::run(device.stream(), body, y, (a.is_number() ? second : a).tensor());
+        } else {
+            ElementMap<T, T, T>::run(device.stream(), Binary{op}, y, a.tensor(), second.tensor());
+        }
     });
 }
 
-void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Tensor& b, Tensor& y) {
+void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Operand& b, Tensor& y) {
     visit_device(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        ElementMap<bool, T, T>::run(device.stream(), Compare{op}, y, a, b);
+        using Computed = compute_type<T>;
+        if (b.is_number())
+            ElementMap<bool, T>::run(device.stream(),
+                                     CompareWithNumber<Computed>{op, computed<Computed>(b.number())}, y, a);
+        else
+            ElementMap<bool, T, T>::run(device.stream(), Compare{op}, y, a, b.tensor());
     });
 }
 
@@ -206,8 +274,7 @@ void add_scaled(KernelDevice& device, const Tensor& x, double scale, Tensor& y) 
         });
         return;
     }
-    const Tensor terms =
-        is_floating(x.dtype()) ? x : converted(y.dtype() == DType::f64 ? DType::f64 : DType::f32);
+    const Tensor terms = is_floating(x.dtype()) ? x : converted(accumulation_dtype(y.dtype()));
     visit_device_floating(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using Computed = compute_type<T>;

@@ -7,6 +7,7 @@
 // of blocks depends on the shape alone and every sum has a fixed order: the same bits on every card.
 
 #include <cmath>
+#include <limits>
 
 #include "cuda/kernels/rows.h"
 
@@ -38,6 +39,37 @@ __device__ Computed reciprocal_root(double x) {
     if (std::is_same_v<Computed, float> && x > 1e-37 && x < 1e37)
         return static_cast<Computed>(1.0F / std::sqrt(static_cast<float>(x)));
     return static_cast<Computed>(1.0 / std::sqrt(x));
+}
+
+/// 1 / sqrt(mean of (x - mean)^2 + epsilon) of a row; each thread of the row gets it. Squares that leave the range of
+/// the compute type are taken in f64, or scaled by a power of two.
+template <class T>
+__device__ compute_type<T> reciprocal_deviation(const T* row, std::int64_t width, compute_type<T> mean,
+                                                double epsilon) {
+    using Computed = compute_type<T>;
+    const auto square = [&](auto value) {
+        const auto deviation = value - static_cast<decltype(value)>(mean);
+        return deviation * deviation;
+    };
+    double mean_square = mean_over_row<Computed>(row, width, square);
+    if constexpr (std::is_same_v<Computed, float>) {
+        if (!(mean_square > 1e-30)) mean_square = mean_over_row<double>(row, width, square);
+    } else if (!(mean_square >= 0x1p-900 && mean_square <= 0x1p900)) {
+        double largest = std::sqrt(epsilon);
+        visit_row(row, width, [&](std::int64_t, const auto& pack) {
+            for (int i = 0; i < pack.size; ++i) largest = fmax(largest, fabs(pack.values[i] - mean));
+        });
+        largest = row_largest(largest);
+        if (largest > 0.0 && largest <= std::numeric_limits<double>::max()) {
+            const int exponent = ilogb(largest);
+            const double scaled = mean_over_row<double>(row, width, [&](double value) {
+                const double deviation = scalbn(value - mean, -exponent);
+                return deviation * deviation;
+            });
+            return scalbn(1.0 / std::sqrt(scaled + scalbn(epsilon, -2 * exponent)), -exponent);
+        }
+    }
+    return reciprocal_root<Computed>(mean_square + epsilon);
 }
 
 template <class T>
@@ -82,11 +114,7 @@ __global__ void __launch_bounds__(most_row_threads, blocks_at_once) norm_kernel(
                 from, norm.width, [&](auto value) { return value - static_cast<decltype(value)>(first); });
             mean = static_cast<Computed>(static_cast<double>(first) + distance);
         }
-        const double mean_square = mean_over_row<Computed>(from, norm.width, [&](auto value) {
-            const auto deviation = value - static_cast<decltype(value)>(mean);
-            return deviation * deviation;
-        });
-        const auto reciprocal = reciprocal_root<Computed>(mean_square + norm.epsilon);
+        const Computed reciprocal = reciprocal_deviation(from, norm.width, mean, norm.epsilon);
         if (threadIdx.x == 0) {
             if (centered) norm.mean[row] = mean;
             norm.reciprocal[row] = reciprocal;

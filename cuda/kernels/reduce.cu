@@ -135,36 +135,97 @@ struct SearchOf {
     }
 };
 
+/// A sum of squares, of f32 and the half types in f64, which holds them all.
+template <class T>
+struct SquareSum {
+    double sum;
+
+    __device__ static SquareSum start() { return {0.0}; }
+    __device__ static constexpr int power() { return 0; }
+    __device__ void add(double value) { sum += value * value; }
+    __device__ void join(const SquareSum& other) { sum += other.sum; }
+};
+/// The same of f64: sum * 2^(2 exponent). The exponent stays 0 while the squares keep to the range.
+template <>
+struct SquareSum<double> {
+    double sum;
+    int exponent, unused;
+
+    __device__ static SquareSum start() { return {0.0, 0, 0}; }
+    __device__ int power() const { return exponent; }
+    __device__ void add(double value) {
+        const double square = value * value;
+        if (exponent == 0 && (value == 0.0 || (square >= 0x1p-900 && square <= 0x1p900))) {
+            sum += square;
+            return;
+        }
+        const double size = fabs(value);
+        const bool scales = size > 0.0 && size <= std::numeric_limits<double>::max();
+        const int scale = scales ? ilogb(size) : 0;
+        const double scaled = scalbn(value, -scale);
+        join({scaled * scaled, scale, 0});
+    }
+    __device__ void join(SquareSum other) {
+        if (other.exponent != exponent) {
+            if (other.sum == 0.0) return;
+            const int common = sum == 0.0 || other.exponent > exponent ? other.exponent : exponent;
+            sum = scalbn(sum, 2 * (exponent - common));
+            other.sum = scalbn(other.sum, 2 * (other.exponent - common));
+            exponent = common;
+        }
+        sum += other.sum;
+    }
+};
+
+/// The root of the sum of squares.
+template <class T>
+struct NormOf {
+    using Element = T;
+    using State = SquareSum<T>;
+    T* y;
+
+    __device__ State start(std::int64_t) const { return State::start(); }
+    __device__ void fold(State& state, compute_type<T> value, std::int64_t) const {
+        state.add(static_cast<double>(value));
+    }
+    __device__ static void join(State& state, const State& other) { state.join(other); }
+    __device__ void store(std::int64_t row, const State& state) const {
+        y[row] = from_compute<T>(scalbn(std::sqrt(state.sum), state.power()));
+    }
+};
+
 /// The second pass of a variance: the sum of (x - center)^2, and of (x - center), which corrects for the rounding of the
 /// center.
 template <class T>
 struct VarianceOf {
     using Element = T;
     struct State {
-        double center, squares, deviations;
+        double center, deviations;
+        SquareSum<T> squares;
     };
     const double* centers;
-    T* mean;
-    T* variance;
+    T* y;
     double count, correction;
+    bool root;
 
-    __device__ State start(std::int64_t row) const { return {centers[row], 0.0, 0.0}; }
+    __device__ State start(std::int64_t row) const { return {centers[row], 0.0, SquareSum<T>::start()}; }
     __device__ void fold(State& state, compute_type<T> value, std::int64_t) const {
         const double deviation = static_cast<double>(value) - state.center;
-        state.squares += deviation * deviation;
+        state.squares.add(deviation);
         state.deviations += deviation;
     }
     __device__ static void join(State& state, const State& other) {
-        state.squares += other.squares;
+        state.squares.join(other.squares);
         state.deviations += other.deviations;
     }
     __device__ void store(std::int64_t row, const State& state) const {
-        const double squares = state.squares - state.deviations * state.deviations / count;
+        const int power = state.squares.power();
+        const double rest = scalbn(state.deviations, -power);
+        const double squares = state.squares.sum - rest * rest / count;
         // A NaN among the elements must stay one, so no fmax.
-        const double result = (squares < 0 ? 0.0 : squares) / (count - correction);
-        mean[row] = from_compute<T>(state.center);
-        variance[row] =
-            from_compute<T>(count <= correction ? std::numeric_limits<double>::quiet_NaN() : result);
+        const double scaled = (squares < 0 ? 0.0 : squares) / (count - correction);
+        const double result = root ? scalbn(std::sqrt(scaled), power) : scalbn(scaled, 2 * power);
+        y[row] = from_compute<T>(count <= correction ? std::numeric_limits<double>::quiet_NaN() : result);
     }
 };
 
@@ -361,6 +422,9 @@ void reduce(KernelDevice& backend, ReduceOp op, const Tensor& x, std::int64_t ax
         case ReduceOp::any:
         case ReduceOp::all:
             return run(backend, x, axes, SearchOf<T>{elements_of<bool>(y), op == ReduceOp::any});
+        case ReduceOp::norm:
+            if constexpr (!std::is_integral_v<T>) run(backend, x, axes, NormOf<T>{elements_of<T>(y)});
+            return;
         case ReduceOp::logsumexp:
             if constexpr (!std::is_integral_v<T>)
                 return run(backend, x, axes, LogSumExpOf<T>{elements_of<T>(y)});
@@ -374,17 +438,16 @@ void reduce(KernelDevice& device, ReduceOp op, const Tensor& x, std::int64_t axe
     visit_device(x.dtype(), [&](auto zero) { reduce<decltype(zero)>(device, op, x, axes, y); });
 }
 
-void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, Tensor& mean,
-              Tensor& variance) {
-    if (mean.count() == 0) return;
+void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, bool root,
+              Tensor& y) {
+    if (y.count() == 0) return;
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const auto length = static_cast<double>(x.count() / mean.count());
-        const Tensor centers = Tensor::empty(mean.shape(), {DType::f64, x.device()});
+        const auto length = static_cast<double>(x.count() / y.count());
+        const Tensor centers = Tensor::empty(y.shape(), {DType::f64, x.device()});
         run(device, x, axes, SumOf<T, double, double>{elements_of<double>(centers), length});
         run(device, x, axes,
-            VarianceOf<T>{elements_of<double>(centers), elements_of<T>(mean), elements_of<T>(variance),
-                          length, correction});
+            VarianceOf<T>{elements_of<double>(centers), elements_of<T>(y), length, correction, root});
     });
 }
 

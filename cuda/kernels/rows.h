@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/copies.h"
 #include "core/merged_axes.h"
 #include "cuda/kernel_device.h"
 #include "cuda/kernels/block_reduce.h"
@@ -45,7 +46,7 @@ struct DenseRows {
 };
 
 /// x itself where its strides allow it, else a copy of it. x has elements.
-inline DenseRows dense_rows(KernelDevice& backend, const Tensor& x) {
+inline DenseRows dense_rows(KernelDevice&, const Tensor& x) {
     DenseRows rows{x, x.count() / x.size(-1), x.size(-1), x.size(-1)};
     if (x.is_contiguous()) return rows;
     if (x.strides().back() == 1 || rows.width == 1) {
@@ -58,17 +59,13 @@ inline DenseRows dense_rows(KernelDevice& backend, const Tensor& x) {
             return rows;
         }
     }
-    rows.tensor = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    backend.copy(x, rows.tensor);
+    rows.tensor = potluck::detail::copy_of(x);
     return rows;
 }
 
 /// A vector (such as a weight) whose elements are neighbours; undefined stays undefined.
-inline Tensor dense_vector(KernelDevice& backend, const Tensor& x) {
-    if (!x.defined() || x.is_contiguous()) return x;
-    Tensor copied = Tensor::empty(x.shape(), {x.dtype(), x.device()});
-    backend.copy(x, copied);
-    return copied;
+inline Tensor dense_vector(KernelDevice&, const Tensor& x) {
+    return x.defined() ? potluck::detail::as_contiguous(x) : x;
 }
 
 /// nullptr for an undefined tensor.
@@ -127,6 +124,13 @@ __device__ inline void row_barrier() {
 __device__ inline double row_sum(double value) {
     __shared__ double scratch[warp_size];
     return block_sum(value, scratch);
+}
+
+/// The largest value of the threads of a row, none of them negative; each gets it.
+__device__ inline double row_largest(double value) {
+    __shared__ double scratch[warp_size];
+    return block_reduce(
+        value, 0.0, [](double a, double b) { return fmax(a, b); }, scratch);
 }
 
 /// The value of another lane, for a struct whose size is a multiple of 4.

@@ -8,6 +8,7 @@
 #include "autograd/grad_mode.h"
 #include "autograd/ops/elementwise.h"
 #include "core/backend.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -19,9 +20,7 @@ namespace potluck::optim {
 namespace {
 
 /// Moments and master copies: f64 for f64, else f32.
-DType state_dtype(const Tensor& parameter) {
-    return parameter.dtype() == DType::f64 ? DType::f64 : DType::f32;
-}
+DType state_dtype(const Tensor& parameter) { return accumulation_dtype(parameter.dtype()); }
 
 bool is_expanded(const Tensor& x) {
     for (std::size_t axis = 0; axis < x.shape().size(); ++axis)

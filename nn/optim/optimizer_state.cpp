@@ -5,6 +5,7 @@
 #include <span>
 
 #include "autograd/grad_mode.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/measure.h"
@@ -110,7 +111,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
         slot.master = {};
         for (const Tensor& part : loaded[i].parts) {
             // A copy of its own: the state may be another optimizer's, or a mapped file.
-            const DType dtype = slot.parameter.dtype() == DType::f64 ? DType::f64 : DType::f32;
+            const DType dtype = accumulation_dtype(slot.parameter.dtype());
             Tensor copy = empty(part.shape(), {dtype, slot.parameter.device()});
             copy.copy_(part.to(slot.parameter.device()));
             if (slot.moments.size() < kind_.moment_names.size()) {

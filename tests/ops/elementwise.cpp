@@ -141,6 +141,22 @@ std::vector<Row> arithmetic_rows() {
                                },
                                {"[remainder]", "position 1", "0"}}};
     rows.push_back(remainder_row);
+    remainder_row.op = "operator%";
+    remainder_row.cases = binary_cases(operator%, python_remainder, {-9.0, 9.0}, {1.0, 4.0});
+    for (Case& sample : remainder_row.cases) sample.inputs[1].differentiable = false;
+    rows.push_back(remainder_row);
+    // The quotients keep away from whole numbers, where one ulp decides.
+    Row floor_divide_row{
+        .op = "floor_divide",
+        .cases = binary_cases(floor_divide, [](double a, double b) { return std::floor(a / b); }, {0.1, 0.9},
+                              {-1.9, -1.1}),
+        .dtypes = number_dtypes()};
+    floor_divide_row.refusals = {{[] {
+                                      floor_divide(tensor(std::vector<std::int64_t>{7, 7}, {2}),
+                                                   tensor(std::vector<std::int64_t>{2, 0}, {2}));
+                                  },
+                                  {"[floor_divide]", "position 1", "0"}}};
+    rows.push_back(floor_divide_row);
     return rows;
 }
 
@@ -277,7 +293,7 @@ std::vector<Row> choice_rows() {
                                           {{2, 11003}, {2, 11003}, {1}}})
         where_row.cases.push_back(
             {.inputs = {{.shape = condition, .dtype = DType::boolean}, {.shape = a}, {.shape = b}},
-             .call = call(where),
+             .call = call([](const Tensor& c, const Tensor& x, const Tensor& y) { return where(c, x, y); }),
              .reference = reference([](const Array& c, const Array& x, const Array& y) {
                  const Array shape = map(map(c, x, [](double u, double) { return u; }), y,
                                          [](double u, double) { return u; });

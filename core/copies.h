@@ -1,0 +1,26 @@
+#pragma once
+
+// Conversions and copies of tensors as memory: no place on the tape, no gradient. For .cpp and .cu files.
+
+#include "core/tensor.h"
+
+namespace potluck::detail {
+
+/// `x` in another dtype, or `x` itself.
+Tensor cast(const Tensor& x, DType dtype);
+/// The same; an undefined tensor stays one.
+Tensor cast_or_none(const Tensor& x, DType dtype);
+/// Fresh memory of `shape`, of the dtype and on the device of `like`; an undefined tensor where it is not wanted.
+Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like);
+/// Integers and bool as f32; floating tensors as they are.
+Tensor as_floating(const Tensor& x);
+/// Row-major copy of `x` with memory of its own.
+Tensor copy_of(const Tensor& x);
+/// `x` in row-major order, or `x` itself.
+Tensor as_contiguous(const Tensor& x);
+/// Another shape with the same count: a view where strides allow, else a copy.
+Tensor reshaped(const Tensor& x, const Shape& shape);
+/// (.., n) as (rows, n): a view where strides allow, else a copy. `x` has at least one axis.
+Tensor as_rows(const Tensor& x);
+
+}  // namespace potluck::detail

@@ -1,0 +1,24 @@
+#pragma once
+
+// Views of a tensor by strides alone, without a place on the tape. For .cpp and .cu files.
+
+#include <optional>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace potluck::detail {
+
+/// Strides that show the same elements in another shape, when such strides exist. The counts must agree.
+std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, const Shape& wanted);
+/// Whether two indices may mean the same place in memory (broadcast views). Never wrongly false.
+bool overlaps_itself(const Tensor& x);
+/// Entries start, start + step, .. (`length` of them) along axis, as a view outside the tape.
+Tensor strided_alias(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length,
+                     std::int64_t step);
+/// The axes in another order, as a view outside the tape.
+Tensor permuted_alias(const Tensor& x, const std::vector<std::int64_t>& axes);
+/// The last two axes swapped, as a view outside the tape.
+Tensor transposed_alias(const Tensor& x);
+
+}  // namespace potluck::detail
