@@ -98,7 +98,7 @@ public:
             if (item.result.defined()) prepare_result(item);
         if (!to_leaves_) return;
         for (Item& item : items_)
-            if (item.result.defined()) publish(item);
+            if (item.result.defined()) (void)publish(item);
         for (Item& item : items_) item.appeared = false;
     }
 

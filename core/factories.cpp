@@ -286,7 +286,8 @@ Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions op
         const std::vector<std::uint8_t> bytes(values.begin(), values.end());
         return upload(bytes.data(), DType::u8, shape, options);
     } else if constexpr (std::same_as<T, float16> || std::same_as<T, bfloat16>) {
-        const std::vector<double> numbers(values.begin(), values.end());
+        std::vector<double> numbers;
+        for (const T value : values) numbers.push_back(static_cast<float>(value));
         return upload_held(numbers.data(), numbers.size(), shape, options);
     } else {
         return upload_held(values.data(), values.size(), shape, options);
