@@ -90,9 +90,14 @@ void CudaBackend::synchronize() {
     if (is_capturing())
         throw Error(OpScope::current(), "nothing can be waited for while work is being recorded.");
     const bool checks = start_fault_check();
-    check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-    for (Resources::SideStream* side : {&resources().communication_stream, &resources().copy_stream})
-        if (side->is_made()) check(cudaStreamSynchronize(side->get()), "cudaStreamSynchronize");
+    const cudaStream_t compute = stream();
+    for (Resources::SideStream* side : {&resources().communication_stream, &resources().copy_stream}) {
+        if (!side->is_made()) continue;
+        const cuda::Event end;
+        end.record(side->get());
+        end.block(compute);  // so that the host waits only once
+    }
+    check(cudaStreamSynchronize(compute), "cudaStreamSynchronize");
     check(cudaGetLastError(), "an earlier kernel");
     if (checks) finish_fault_check();
 }

@@ -15,7 +15,7 @@ public:
     void test_case_start(const doctest::TestCaseData& test) override { name_ = test.m_name; }
     void test_case_end(const doctest::CurrentTestCaseStats&) override {
         for (const auto& fault : potluck::emulator::take_faults())
-            ADD_FAIL_AT(__FILE__, __LINE__, "the emulator saw in \"" << name_ << "\": " << fault.text);
+            ADD_FAIL_CHECK_AT(__FILE__, __LINE__, "the emulator saw in \"" << name_ << "\": " << fault.text);
     }
 
     void report_query(const doctest::QueryData&) override {}

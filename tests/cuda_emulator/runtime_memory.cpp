@@ -65,6 +65,11 @@ cudaError_t allocate_async(void** pointer, std::size_t bytes, cudaMemPool_t hand
         if (status != cudaSuccess) return finish(status);
     } else {
         note_use(stream->device, *stream);
+        // An event behind it must have something to stand for, once there are several streams.
+        if (stream->clock.size() <= stream->slot || stream->clock[stream->slot] == 0)
+            if (const cudaError_t status = start_operation(*stream, "cudaMallocAsync", nullptr, [] {});
+                status != cudaSuccess)
+                return finish(status);
     }
     *pointer = memory;
     return cudaSuccess;

@@ -143,8 +143,8 @@ void check_order(std::uint64_t first_granule, std::uint64_t granules, bool write
         const std::uintptr_t address = arena.begin + granule * 4;
         const std::string other =
             serial == 0 ? fmt::format("an earlier operation on stream {} of cuda:{}",
-                                      state().devices[static_cast<std::size_t>(running.device)]->first_stream,
-                                      running.device)
+                                      state().devices[granule >> (arena_bits - 2)]->first_stream,
+                                      granule >> (arena_bits - 2))
                         : describe_operation(serial);
         stop(FaultKind::missing_order,
              fmt::format(
