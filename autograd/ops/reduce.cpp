@@ -42,7 +42,8 @@ ReduceLayout layout_of(const char* name, const Tensor& x, const Axes& axes) {
                                   fmt::join(axes, ", "), pretty(x.shape())));
         reduced[at] = true;
     }
-    ReduceLayout layout{{}, Axes(static_cast<std::size_t>(ndim)), 0, {}, x.shape(), 1};
+    ReduceLayout layout{{}, {}, 0, {}, x.shape(), 1};
+    layout.inverse.resize(static_cast<std::size_t>(ndim));
     Axes last;
     for (std::size_t axis = 0; axis < reduced.size(); ++axis) {
         if (reduced[axis]) {

@@ -455,7 +455,7 @@ TEST_CASE("module: branches of the projections of GPT-2 and Llama take part") {
             Lora lora(shape[in_first ? 0 : 1], shape[in_first ? 1 : 0], 2);
             projection->branch = lora;
             CHECK(same(model(ids), before));
-            set_to(lora.b, 0.1);
+            set_to(lora.b, 10.0);
             const Tensor after = model(ids).detach();
             CHECK(test::relative_error(after, before) > 1e-7);  // each of them is asked
             before = after;
@@ -466,6 +466,7 @@ TEST_CASE("module: branches of the projections of GPT-2 and Llama take part") {
         for (const Tensor& parameter : model.parameters()) trained += parameter.grad().defined() ? 1 : 0;
         CHECK(trained == count);
     };
+    manual_seed(1);
     nn::GPT2 gpt2({.vocabulary = 11, .context = 8, .width = 8, .heads = 2, .layers = 1});
     nn::GPT2Block& block = gpt2.transformer.h[0];
     try_model(gpt2, std::vector<nn::Conv1D*>{&block.attn.c_attn, &block.attn.c_proj, &block.mlp.c_fc,
