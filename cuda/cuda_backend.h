@@ -16,6 +16,7 @@
 #include "cuda/device_options.h"
 #include "cuda/faults.h"
 #include "cuda/kernel_device.h"
+#include "cuda/kernels/reduce.h"
 #include "cuda/runtime.h"
 
 namespace potluck {
@@ -32,9 +33,6 @@ void compare(KernelDevice& device, CompareOp op, const Tensor& a, const Operand&
 void where(KernelDevice& device, const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y);
 void chain(KernelDevice& device, std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y);
 void add_scaled(KernelDevice& device, const Tensor& x, double scale, Tensor& y);
-void reduce(KernelDevice& device, ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y);
-void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double correction, bool root,
-              Tensor& y);
 void softmax(KernelDevice& device, const Tensor& x, bool logarithm, Tensor& y);
 void softmax_backward(KernelDevice& device, const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx);
 void cross_entropy(KernelDevice& device, const Tensor& logits, const Tensor& labels,

@@ -12,6 +12,7 @@
 
 #include "cuda/kernels/contiguous.h"
 #include "cuda/kernels/numbers.h"
+#include "cuda/kernels/reduce.h"
 
 namespace potluck::cuda {
 namespace {

@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "cuda/kernels/layout.h"
+#include "cuda/kernels/reduce.h"
 #include "cuda/kernels/rows.h"
 
 namespace potluck::cuda {
