@@ -25,11 +25,11 @@ double tolerance(DType dtype) {
 
 using Op = std::function<Tensor(const std::vector<Tensor>&)>;
 
-/// The op's result and the gradients of its inputs, on the CPU.
+/// The op's result and the gradients of its inputs, computed on a device and brought to the CPU.
 std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Op& op, Device device) {
     std::vector<Tensor> leaves;
     for (const Tensor& input : inputs) {
-        leaves.push_back(input.to(device));
+        leaves.push_back(input.detach().to(device));
         leaves.back().set_requires_grad();
     }
     const Tensor y = op(leaves);
@@ -63,6 +63,9 @@ void check_widths(std::initializer_list<std::int64_t> widths) {
             const Tensor x = some({5, width}), weight = some({width}), bias = some({width});
             check_on_gpu({x, weight, bias}, [](const auto& in) { return layer_norm(in[0], in[1], in[2]); });
             check_on_gpu({x, weight}, [](const auto& in) { return rms_norm(in[0], in[1]); });
+            // Of few values a channel's deviation may be nearly 0, and its gradients as wrong as they are large.
+            check_on_gpu({some({32, width}), weight, bias},
+                         [](const auto& in) { return batch_norm(in[0], in[1], in[2]); });
             check_on_gpu({x}, [](const auto& in) { return softmax(in[0]); });
             const Tensor labels = tensor(std::vector<std::int64_t>{0, 1, width - 1, width / 2, 7}, {5});
             check_on_gpu({x}, [&](const auto& in) {
