@@ -147,7 +147,10 @@ TEST_CASE("index: scatter_add into half types adds up before it rounds") {
 TEST_CASE("index: a refused scatter_add leaves everything as it was") {
     on_each_device([] {
         const Tensor x = ones({3});
-        CHECK_THROWS(scatter_add(x, 0, indices({0, 7}, {2}), ones({2})));
+        CHECK(contains(error_of([&] {
+                           scatter_add(x, 0, indices({0, 7}, {2}), ones({2}));
+                       }),
+                       "index 7 at position 1"));
         CHECK(x.to_vector() == std::vector<double>(3, 1.0));
     });
 }
