@@ -1,18 +1,33 @@
 #include "nn/train/one_device.h"
 
-#include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "autograd/grad_mode.h"
 #include "autograd/tape.h"
 #include "core/factories.h"
+#include "core/format.h"
 #include "core/random_scope.h"
+#include "nn/forgotten_leaves.h"
 #include "nn/train/clip.h"
 
 namespace potluck {
 namespace {
 
 Tensor on(Device device, const Tensor& x) { return x.defined() ? x.to(device) : x; }
+
+/// A layer that members() does not name would get gradients and never be updated, saved or moved.
+void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
+    for (const nn::ForgottenLeaf& leaf : nn::forgotten_leaves(loss, module)) {
+        fmt::print(
+            stderr,
+            "[trainer] warning: {} uses a {} tensor {} that collects gradients and belongs to no member of "
+            "{}, so "
+            "it is neither saved nor moved, and trained only by an optimizer that was given it. Name it in "
+            "members().\n",
+            leaf.op, leaf.dtype, pretty(leaf.shape), module.describe());
+    }
+}
 
 /// Items of the loader's batch that `batch` is a share of; one that no loader made is whole.
 std::int64_t items_of(const data::Batch& batch) {
@@ -111,6 +126,7 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
         if (count == 0) continue;
         const RandomItemsScope random_items(first, batch.inputs.size(0));
         const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
+        if (!std::exchange(looked_for_forgotten_, true)) warn_of_forgotten_leaves(loss.sum, module_);
         backward(loss.sum);
         targets += loss.count;
         losses.push_back(loss.sum.detach());

@@ -18,7 +18,8 @@ namespace potluck {
 ///
 /// The host waits for the device once an update, at its end: the scale of the gradients, clipping and whether the update
 /// is to be skipped are decided on the device. Gradients of f16 and bf16 parameters are added up in f32 (4 bytes a
-/// parameter more), so that any number of micro-batches gives the sum of one large batch.
+/// parameter more), so that any number of micro-batches gives the sum of one large batch. The first update warns of
+/// tensors that collect gradients and belong to no member of the module.
 class OneDevice final : public Execution {
 public:
     /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it.
@@ -45,6 +46,7 @@ private:
     optim::Optimizer& optimizer_;
     LossFunction loss_;
     std::optional<UpdateControl> control_;
+    bool looked_for_forgotten_ = false;
     std::vector<Tensor> buffered_;  // parameters whose gradients have a buffer in f32
 };
 

@@ -1,8 +1,11 @@
 // What an update does to parameters, optimizer and buffers, and what it leaves alone when it does not take place.
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "potluck.h"
@@ -263,6 +266,36 @@ TEST_CASE("execution: a loss may be a mean or a sum with its own count") {
                       .value() == doctest::Approx(1.75 * 0.825));
         }
     });
+}
+
+TEST_CASE("execution: the first update warns of a layer that members() forgot") {
+    struct Forgetful : nn::Module {
+        nn::Linear named{2, 3}, forgotten{3, 1};
+        void members(nn::Members& m) override { m("named", named); }
+        Tensor forward(const Tensor& x) override { return forgotten(named(x)); }
+        Tensor loss(const Tensor& inputs, const Tensor&) override { return mean((*this)(inputs)); }
+    } model;
+    optim::SGD optimizer(model);
+    OneDevice execution(model, optimizer);
+    const data::Batch batch{.inputs = potluck::ones({4, 2})};
+    const TemporaryFolder folder;
+    const std::string path = folder / "stderr";
+    const auto said = [&] {
+        std::fflush(stderr);
+        const int kept = dup(STDERR_FILENO);
+        const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        dup2(file, STDERR_FILENO);
+        update(execution, {batch});
+        std::fflush(stderr);
+        dup2(kept, STDERR_FILENO);
+        close(file);
+        close(kept);
+        return read_file(path);
+    };
+    const std::string first = said();
+    CHECK(first.find("linear uses a f32 tensor (1, 3)") != std::string::npos);
+    CHECK(first.find("(3, 2)") == std::string::npos);
+    CHECK(said().empty());
 }
 
 }  // namespace potluck::test

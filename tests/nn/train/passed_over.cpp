@@ -7,28 +7,12 @@
 
 #include "potluck.h"
 #include "tests/nn/support.h"
+#include "tests/nn/train/scale.h"
 
 namespace potluck::test {
 namespace {
 
-constexpr std::int64_t ignored = -100;
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-/// One weight w. The loss is w times the mean of the inputs whose targets count.
-struct Scale : nn::Module {
-    Tensor w;
-    explicit Scale(double start) : w(nn::parameter(full({1}, start))) {}
-    void members(nn::Members& m) override { m("w", w); }
-    Tensor loss(const Tensor& inputs, const Tensor& targets) override {
-        const Tensor counts = (targets != ignored).to(DType::f32);
-        return w * sum(inputs * counts) / sum(counts);
-    }
-    double value() const { return w.to_vector<double>()[0]; }
-};
-
-data::TensorDataset ones_dataset(std::int64_t count) {
-    return data::TensorDataset(ones({count, 1}), zeros({count, 1}, {DType::i64}));
-}
 
 /// `count` rows of 1; the targets of those in `without` do not count.
 data::TensorDataset partly_ignored(std::int64_t count, const std::vector<std::int64_t>& without) {

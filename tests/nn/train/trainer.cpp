@@ -9,32 +9,17 @@
 
 #include "potluck.h"
 #include "tests/nn/support.h"
+#include "tests/nn/train/scale.h"
 
 using namespace potluck;
 using test::check_error;
+using test::ignored;
+using test::ones_dataset;
 using test::read_lines;
+using test::Scale;
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr std::int64_t ignored = -100;
-
-/// One weight w. The loss is w times the mean of the inputs whose targets count.
-struct Scale : nn::Module {
-    Tensor w;
-    explicit Scale(double start) : w(nn::parameter(full({1}, start))) {}
-    void members(nn::Members& m) override { m("w", w); }
-    Tensor loss(const Tensor& inputs, const Tensor& targets) override {
-        const Tensor counts = (targets != ignored).to(DType::f32);
-        return w * sum(inputs * counts) / sum(counts);
-    }
-    double value() const { return w.to_vector<double>()[0]; }
-};
-
-/// `count` rows (1) of 1 with targets that count.
-data::TensorDataset ones_dataset(std::int64_t count) {
-    return data::TensorDataset(ones({count, 1}), zeros({count, 1}, {DType::i64}));
-}
 
 /// Texts of 1 .. 8 tokens; what lies behind the end of a text does not count.
 data::TensorDataset ragged_texts() {

@@ -1,0 +1,31 @@
+#pragma once
+
+// A model of one weight, for tests of what a trainer does with it.
+
+#include "autograd/ops.h"
+#include "core/factories.h"
+#include "data/dataset.h"
+#include "nn/module.h"
+
+namespace potluck::test {
+
+inline constexpr std::int64_t ignored = -100;
+
+/// One weight w. The loss is w times the mean of the inputs whose targets count.
+struct Scale : nn::Module {
+    Tensor w;
+    explicit Scale(double start) : w(nn::parameter(full({1}, start))) {}
+    void members(nn::Members& m) override { m("w", w); }
+    Tensor loss(const Tensor& inputs, const Tensor& targets) override {
+        const Tensor counts = (targets != ignored).to(DType::f32);
+        return w * sum(inputs * counts) / sum(counts);
+    }
+    double value() const { return w.to_vector<double>()[0]; }
+};
+
+/// `count` rows (1) of 1 with targets that count.
+inline data::TensorDataset ones_dataset(std::int64_t count) {
+    return data::TensorDataset(ones({count, 1}), zeros({count, 1}, {DType::i64}));
+}
+
+}  // namespace potluck::test
