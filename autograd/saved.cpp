@@ -64,7 +64,7 @@ const Saved::Slot& Saved::slot(std::size_t index) const {
                     "= true to "
                     "the earlier one.");
     if (index >= slots_.size())
-        throw Error(owner_->name,
+        throw Error(owner_ == nullptr ? "saved" : owner_->name,
                     fmt::format("saved tensor {} was asked for, but only {} were given to record().", index,
                                 slots_.size()));
     return slots_[index];

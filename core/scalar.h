@@ -14,8 +14,15 @@ namespace potluck {
 class Scalar {
 public:
     Scalar(bool value) : kind_(Kind::boolean), integer_(value) {}
+    /// An unsigned number beyond i64 counts as floating.
     template <std::integral T>
-    Scalar(T value) : kind_(Kind::integer), integer_(static_cast<std::int64_t>(value)) {}
+    Scalar(T value) : kind_(Kind::integer), integer_(static_cast<std::int64_t>(value)) {
+        if constexpr (std::unsigned_integral<T> && sizeof(T) == sizeof(std::int64_t)) {
+            if (integer_ >= 0) return;
+            kind_ = Kind::floating;
+            floating_ = static_cast<double>(value);
+        }
+    }
     template <std::floating_point T>
     Scalar(T value) : kind_(Kind::floating), floating_(static_cast<double>(value)) {}
 
@@ -50,7 +57,8 @@ IntegerRange range_of(DType dtype);
 
 /// The one rule for a number that becomes an element of a tensor, in every factory and op that takes one: throws
 /// Error(op, ...) when an integer dtype does not hold the number (a fraction, NaN, infinity, or out of its range). bool
-/// takes every number as its truth: whether it is not 0. Floating dtypes take every number and round it; beyond their range it becomes infinity, as in arithmetic.
+/// takes every number as its truth: whether it is not 0. Floating dtypes take every number and round it; beyond their range
+/// it becomes infinity, as in arithmetic.
 void require_held(std::string_view op, const Scalar& number, DType dtype);
 
 }  // namespace potluck

@@ -51,6 +51,15 @@ void UpdateControl::write(const Inputs& inputs) {
                                         inputs.max_norm, 0.0};
     static_assert(loss_sum_place == learning_rate_place + 4);
     copy_in(part_of(values_, learning_rate_place, 5), written.data());
+    is_decided_ = false;
+}
+
+void UpdateControl::check_part(const char* what, const Tensor& x) const {
+    if (x.device() != device())
+        throw Error("update", fmt::format("{} lies on {} and the control of the update on {}. Move it there.",
+                                          what, x.device(), device()));
+    if (!is_floating(x.dtype()))
+        throw Error("update", fmt::format("{} is {}. It must be floating.", what, x.dtype()));
 }
 
 void UpdateControl::add_loss(const Tensor& loss, double scale) {
@@ -58,6 +67,7 @@ void UpdateControl::add_loss(const Tensor& loss, double scale) {
     if (loss.count() != 1)
         throw Error("update",
                     fmt::format("the loss has shape {}. It must be one number.", pretty(loss.shape())));
+    check_part("the loss", loss);
     Tensor sum = part_of(values_, loss_sum_place, 1);
     backend(device()).add_scaled(loss.alias({1}, {1}, loss.offset()), scale, sum);
     sum.storage()->bump_version();
@@ -65,10 +75,7 @@ void UpdateControl::add_loss(const Tensor& loss, double scale) {
 
 void UpdateControl::measure(std::span<const Tensor> gradients) {
     const OpScope scope("update");
-    for (const Tensor& gradient : gradients)
-        if (gradient.device() != device())
-            throw Error("update", fmt::format("a gradient lies on {} and the control of the update on {}.",
-                                              gradient.device(), device()));
+    for (const Tensor& gradient : gradients) check_part("a gradient", gradient);
     Tensor sums = part_of(values_, squares_place, 3);
     backend(device()).sum_of_squares(gradients, sums);
     sums.storage()->bump_version();
@@ -78,6 +85,7 @@ void UpdateControl::decide() {
     const OpScope scope("update");
     backend(device()).decide_update(values_);
     values_.storage()->bump_version();
+    is_decided_ = true;
 }
 
 UpdateNumbers UpdateControl::read() {

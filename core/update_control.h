@@ -56,7 +56,7 @@ public:
     /// Sets what the host decides, and the sum of the losses to 0. Does not wait. Throws Error for targets, loss scale or
     /// norm that are negative or not finite, and for a loss scale of 0.
     void write(const Inputs& inputs);
-    /// Adds `scale` times a tensor with one element to the sum of the losses.
+    /// Adds `scale` times a floating tensor with one element, on this device, to the sum of the losses.
     void add_loss(const Tensor& loss, double scale = 1.0);
     /// Sums the squares of all gradients (any floating dtypes and strides).
     void measure(std::span<const Tensor> gradients);
@@ -68,14 +68,19 @@ public:
     UpdateNumbers read();
 
     Device device() const { return values_.device(); }
+    /// Whether decide() was called since the last write(): an optimizer's step needs it.
+    bool is_decided() const { return is_decided_; }
     /// Updates applied, as of the last read().
     std::int64_t steps() const { return steps_; }
     /// The memory of the numbers, (12) f64: another process's sums can be added to them.
     const Tensor& values() const { return values_; }
 
 private:
+    void check_part(const char* what, const Tensor& x) const;
+
     Tensor values_;
     std::int64_t steps_;
+    bool is_decided_ = false;
 };
 
 }  // namespace potluck

@@ -199,7 +199,7 @@ std::vector<NamedTensor> Module::named_parameters() const {
 
 std::vector<NamedTensor> Module::named_buffers() const {
     std::vector<NamedTensor> buffers;
-    for (const Tied& tied : tensors_of(*this, [](Kind kind) { return kind == Kind::buffer; }))
+    for (const Tied& tied : tensors_of(*this, [](Kind kind) { return kind != Kind::parameter; }))
         buffers.push_back({tied.names[0], tied.tensor});
     return buffers;
 }

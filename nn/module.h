@@ -165,7 +165,7 @@ public:
     std::vector<NamedTensor> named_parameters() const;
     /// Further names of tied tensors, and the first name of each.
     std::map<std::string, std::string> tied_names() const;
-    /// Every saved buffer once, in the order of members(), with its full name.
+    /// Every buffer once, saved or not, in the order of members(), with its full name.
     std::vector<NamedTensor> named_buffers() const;
     /// Number of trained numbers (tied tensors count once).
     std::int64_t parameter_count() const;

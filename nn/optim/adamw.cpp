@@ -1,5 +1,7 @@
 #include "nn/optim/adamw.h"
 
+#include <cmath>
+
 #include "core/backend.h"
 #include "core/format.h"
 #include "nn/optim/options.h"
@@ -10,8 +12,9 @@ namespace {
 const AdamWOptions& checked(const AdamWOptions& options) {
     check_share("adamw", "beta1", options.beta1);
     check_share("adamw", "beta2", options.beta2);
-    if (!(options.epsilon >= 0.0)) {
-        throw Error("adamw", fmt::format("epsilon is {}. It must not be negative.", options.epsilon));
+    if (!(options.epsilon >= 0.0) || std::isinf(options.epsilon)) {
+        throw Error("adamw",
+                    fmt::format("epsilon is {}. It must be finite and not negative.", options.epsilon));
     }
     return options;
 }

@@ -12,6 +12,7 @@
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
+#include "core/strides.h"
 #include "nn/names.h"
 #include "nn/optim/options.h"
 #include "nn/optim/same_elements.h"
@@ -21,12 +22,6 @@ namespace {
 
 /// Moments and master copies: f64 for f64, else f32.
 DType state_dtype(const Tensor& parameter) { return accumulation_dtype(parameter.dtype()); }
-
-bool is_expanded(const Tensor& x) {
-    for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
-        if (x.strides()[axis] == 0 && x.shape()[axis] > 1) return true;
-    return false;
-}
 
 /// The sum of the gradients of tensors that are the same elements.
 Tensor gradient_of(const Tensor& parameter, const std::vector<Tensor>& aliases) {
@@ -99,12 +94,13 @@ void Optimizer::add_slot(const ParameterSlice& parameter) {
     if (!is_floating(elements.dtype()))
         throw Error(kind_.op, fmt::format("parameter {} is {}. Only floating dtypes can be trained.", name,
                                           elements.dtype()));
-    if (is_expanded(elements))
+    if (detail::overlaps_itself(elements))
         throw Error(
             kind_.op,
-            fmt::format("parameter {} repeats its elements along an axis (it is the result of expand()). "
-                        "Give the tensor that was expanded.",
-                        name));
+            fmt::format(
+                "parameter {} shows an element of its memory more than once (it is the result of expand() or "
+                "of overlapping windows). Give the tensor that it was made of.",
+                name));
     for (Slot& slot : slots_) {
         if (slot.name == name) throw Error(kind_.op, fmt::format("two parameters are called {}.", name));
         const Sharing sharing = sharing_of(slot.parameter, elements);
@@ -214,6 +210,9 @@ void Optimizer::step() {
 void Optimizer::step(const UpdateControl& control) {
     const OpScope scope(kind_.op);
     const NoGrad guard;
+    if (!control.is_decided())
+        throw Error(kind_.op,
+                    "the control of the update has not decided yet. Call decide() before the step.");
     if (control.steps() != steps_)
         throw Error(kind_.op,
                     fmt::format("the control of the update counts {} updates and the optimizer {}. Make "

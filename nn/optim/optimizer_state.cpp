@@ -5,6 +5,7 @@
 #include <span>
 
 #include "autograd/grad_mode.h"
+#include "autograd/ops/reduce.h"
 #include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
@@ -57,6 +58,10 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
             missing.push_back(name);
             return {};
         }
+        if (!found->second.defined()) {
+            unfit.push_back(fmt::format("{} is an undefined tensor", name));
+            return {};
+        }
         if (found->second.shape() != shape) {
             unfit.push_back(fmt::format("{} has shape {} here and {} in the state", name, pretty(shape),
                                         pretty(found->second.shape())));
@@ -66,12 +71,17 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     };
     const Tensor learning_rate = find(learning_rate_name, {});
     const Tensor all_steps = find(steps_name, {});
-    const auto check_steps = [&](const std::string& name, std::int64_t steps) {
-        if (steps < 0) unfit.push_back(fmt::format("{} is {}", name, steps));
+    /// A number of updates, which the kernels take as an f64 too; 0 where it is none.
+    const auto steps_of = [&](const std::string& name, const Tensor& steps) -> std::int64_t {
+        constexpr std::int64_t most = std::int64_t{1} << 53;
+        const bool fits = is_integer(steps.dtype()) && steps.item<std::int64_t>() >= 0 &&
+                          steps.item<std::int64_t>() <= most;
+        if (!fits) unfit.push_back(fmt::format("{} is {}", name, to_string(steps)));
+        return fits ? steps.item<std::int64_t>() : 0;
     };
     if (learning_rate.defined() && !(learning_rate.item() >= 0.0 && std::isfinite(learning_rate.item())))
         unfit.push_back(fmt::format("{} is {}", learning_rate_name, learning_rate.item()));
-    if (all_steps.defined()) check_steps(steps_name, all_steps.item<std::int64_t>());
+    const std::int64_t updates = all_steps.defined() ? steps_of(steps_name, all_steps) : 0;
 
     struct Loaded {
         std::int64_t steps = 0;
@@ -83,13 +93,15 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
         const std::string name = fmt::format("{}/{}", steps_name, slot.name);
         const Tensor steps = find(name, {});
         if (!steps.defined()) continue;
-        one.steps = steps.item<std::int64_t>();
-        check_steps(name, one.steps);
+        one.steps = steps_of(name, steps);
         for (const std::string& part : parts_of(slot, one.steps)) {
             one.parts.push_back(find(part + "/" + slot.name, slot.parameter.shape()));
-            const Tensor& value = one.parts.back();
-            if (value.defined() && !std::isfinite(largest_magnitude(std::span(&value, 1))))
+            if (!one.parts.back().defined()) continue;
+            const Tensor value = one.parts.back().detach().to(accumulation_dtype(slot.parameter.dtype()));
+            if (!std::isfinite(largest_magnitude(std::span(&value, 1))))
                 unfit.push_back(fmt::format("{}/{} holds a number that is not finite", part, slot.name));
+            else if (part == "second_moment" && value.count() > 0 && min(value).item() < 0.0)
+                unfit.push_back(fmt::format("{}/{} holds a negative number", part, slot.name));
         }
     }
     for (const auto& [name, value] : state) {
@@ -102,7 +114,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     }
     set_learning_rate(learning_rate.item<double>());
     started_.clear();
-    steps_ = all_steps.item<std::int64_t>();
+    steps_ = updates;
     const NoGrad guard;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
         Slot& slot = slots_[i];

@@ -3,6 +3,7 @@
 #include "autograd/grad_mode.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
+#include "core/dtype_policy.h"
 #include "core/format.h"
 
 namespace potluck {
@@ -16,6 +17,8 @@ Tensor as_scalar(const Tensor& loss) {
                                 "or a LossSum.",
                                 loss.defined() ? pretty(loss.shape()) : "none"));
     }
+    if (!is_floating(loss.dtype()))
+        throw Error("loss", fmt::format("the loss is {}. It must be floating.", loss.dtype()));
     return loss.ndim() == 0 ? loss : loss.reshape({});
 }
 
@@ -34,7 +37,12 @@ LossFunction::LossFunction(nn::Module& module)
 }
 
 LossSum LossFunction::operator()(const Tensor& inputs, const Tensor& targets, std::int64_t count) const {
-    if (mean_) return {as_scalar(mean_(inputs, targets)) * static_cast<double>(count), count};
+    if (mean_) {
+        const Tensor mean = as_scalar(mean_(inputs, targets));
+        // A sum over many targets leaves the range and the precision of a half type.
+        return {mean.to(accumulation_dtype(mean.dtype())) * static_cast<double>(count), count};
+    }
+    if (!sum_) throw Error("loss", "the LossFunction holds no function. Give it one, or the module's own.");
     LossSum loss = sum_(inputs, targets);
     loss.sum = as_scalar(loss.sum);
     if (loss.count < 0) throw Error("loss", fmt::format("the count of a LossSum is {}.", loss.count));

@@ -1,6 +1,8 @@
 #include "nn/train/one_device.h"
 
 #include <cstdio>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "autograd/grad_mode.h"
@@ -9,6 +11,7 @@
 #include "core/format.h"
 #include "core/random_scope.h"
 #include "nn/forgotten_leaves.h"
+#include "nn/train/checkpoint.h"
 #include "nn/train/clip.h"
 
 namespace potluck {
@@ -29,6 +32,19 @@ void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
     }
 }
 
+/// The default generators of the CPU and of a module's device, as they are now.
+class GeneratorStates {
+public:
+    explicit GeneratorStates(const nn::Module& module) : states_(generator_states(module)) {}
+
+    void restore() const {
+        for (const auto& [device, state] : states_) default_generator(parse_device(device)).set_state(state);
+    }
+
+private:
+    std::map<std::string, RandomKey> states_;
+};
+
 /// Items of the loader's batch that `batch` is a share of; one that no loader made is whole.
 std::int64_t items_of(const data::Batch& batch) {
     return batch.global_count == 0 && batch.inputs.defined() ? batch.inputs.size(0) : batch.global_count;
@@ -36,7 +52,8 @@ std::int64_t items_of(const data::Batch& batch) {
 
 }  // namespace
 
-/// What the module's buffers (running statistics) held before an update.
+/// What an update may change besides what the optimizer does, as it was before: the module's buffers (running statistics) and
+/// the default generators.
 class OneDevice::SavedBuffers {
 public:
     explicit SavedBuffers(nn::Module& module) : module_(module) {
@@ -47,10 +64,12 @@ public:
     void restore() {
         const NoGrad guard;
         for (const auto& [buffer, values] : saved_) buffer.copy_(values);
+        generators_.restore();
         // A module may also have put another tensor in the place of its buffer.
         std::size_t next = 0;
         module_.replace_tensors([&](const Tensor& tensor, nn::Member::Kind kind) {
-            return kind == nn::Member::Kind::buffer && next < saved_.size() ? saved_[next++].buffer : tensor;
+            return kind != nn::Member::Kind::parameter && next < saved_.size() ? saved_[next++].buffer
+                                                                               : tensor;
         });
     }
 
@@ -60,10 +79,13 @@ private:
     };
     nn::Module& module_;
     std::vector<Saved> saved_;
+    GeneratorStates generators_{module_};
 };
 
 OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss)
     : module_(module), optimizer_(optimizer), loss_(loss ? std::move(loss) : LossFunction(module)) {
+    if (module_.parameters().empty())
+        throw Error("trainer", "the module has no parameters. Name them in members().");
     module_.assign_random_sites();
 }
 
@@ -141,17 +163,14 @@ UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
                    .targets = static_cast<double>(targets),
                    .max_norm = request.max_norm});
     for (const Tensor& loss : losses) numbers.add_loss(loss);
-    std::vector<Tensor> gradients;
-    for (const Tensor& parameter : module_.parameters())
-        if (const Tensor gradient = parameter.grad(); gradient.defined())
-            gradients.push_back(gradient.detach());
-    numbers.measure(gradients);
+    numbers.measure(optimizer_.gradients());
     numbers.decide();
-    optimizer_.step(numbers);
     UpdateNumbers came;
     try {
+        optimizer_.step(numbers);
         came = numbers.read();
-    } catch (...) {  // a bad element: the device has skipped the update
+    } catch (
+        ...) {  // the step was refused, or a bad element was met: the control has counted what did not happen
         optimizer_.finish_step(false);
         control_.reset();
         throw;
@@ -175,6 +194,7 @@ void OneDevice::drop_gradients() {
 LossTotal OneDevice::evaluate(data::Loader& loader) {
     const NoGrad guard;
     const nn::EvalMode evaluating(module_);
+    const GeneratorStates generators(module_);  // what a validation draws changes no training
     const Device device = module_.parameters().front().device();
     const Tensor sum = zeros({}, {DType::f64, device});
     LossTotal total;
@@ -186,6 +206,7 @@ LossTotal OneDevice::evaluate(data::Loader& loader) {
         sum.add_(loss.sum);
         total.count += loss.count;
     }
+    generators.restore();
     total.sum = sum.item();  // the one wait
     return total;
 }

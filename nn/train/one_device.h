@@ -22,7 +22,8 @@ namespace potluck {
 /// tensors that collect gradients and belong to no member of the module.
 class OneDevice final : public Execution {
 public:
-    /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it.
+    /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it. Throws Error for a module
+    /// without parameters.
     OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss = {});
     /// Gradients are then added up in the parameters' dtypes again.
     ~OneDevice() override;

@@ -82,7 +82,9 @@ void Trainer::check_options() const {
     if (options_.accumulate < 1) {
         refuse(fmt::format("accumulate is {}. An update needs at least 1 micro-batch.", options_.accumulate));
     }
-    if (!(options_.clip >= 0.0)) refuse(fmt::format("clip is {}. It must not be negative.", options_.clip));
+    if (!(options_.clip >= 0.0) || std::isinf(options_.clip)) {
+        refuse(fmt::format("clip is {}. It must be finite and not negative; 0 never clips.", options_.clip));
+    }
     if (options_.log_every < 1) {
         refuse(fmt::format("log_every is {}. It must be at least 1.", options_.log_every));
     }
