@@ -41,6 +41,27 @@ const void* this_thread() {
     return &mark;
 }
 
+/// An op whose backward runs, in this thread: what it saved must not be freed by a walk within.
+class Running {
+public:
+    explicit Running(const Node& node) : node_(node), outer_(std::exchange(innermost_, this)) {}
+    ~Running() { innermost_ = outer_; }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+    static bool has(const Node& node) {
+        const Running* one = innermost_;
+        while (one != nullptr && &one->node_ != &node) one = one->outer_;
+        return one != nullptr;
+    }
+
+private:
+    static thread_local const Running* innermost_;
+    const Node& node_;
+    const Running* outer_;
+};
+thread_local const Running* Running::innermost_ = nullptr;
+
 /// Takes the gradient out of its node, which then has none, if `accepts` says so. Nobody else can see it from then on.
 template <class Accepts>
 Tensor take(Node& node, const Accepts& accepts) {
@@ -115,6 +136,7 @@ private:
         Tensor result = {};             // complete, and to be handed out
         std::int64_t consumers = 0;     // nodes that will still add to the gradient
         bool needed = false;            // its gradient leads to a leaf (or a target)
+        bool runs = false;              // an input of its node is needed, so its op's backward runs
         bool target = false;            // its gradient is to be handed out
         bool finished = false;          // its gradient has been dealt with
         bool continues_stored = false;  // gradient (or result) was the leaf's grad() and is added to in place
@@ -226,7 +248,6 @@ private:
             if (to_leaves_) item.target = node.depth == 0 || node.retains_gradient;
             item.dtype = node.dtype;
             if (to_leaves_ && node.gradient_buffer.defined()) use_buffer(item);
-            item.needed = item.target;
             if (is_freed(node) && !(item.target && !to_leaves_))
                 throw Error(
                     caller_,
@@ -234,8 +255,15 @@ private:
                                 "op '{}'). Pass retain_graph = true to the earlier one, or compute the "
                                 "tensor again.",
                                 node.name));
+            if (!keep_graph_ && Running::has(node))
+                throw Error(
+                    caller_,
+                    fmt::format("the backward of op '{}' is running around this one, which would free "
+                                "what it reads. Pass retain_graph = true to the inner one.",
+                                node.name));
             for (const std::shared_ptr<Node>& input : node.inputs)
-                item.needed = item.needed || (input != nullptr && item_of(*input).needed);
+                item.runs = item.runs || (input != nullptr && item_of(*input).needed);
+            item.needed = item.target || item.runs;
         }
         for (Item& item : items_) {
             if (!item.needed) continue;
@@ -285,17 +313,22 @@ private:
     void run_node(Item& item) {
         Node& node = *item.node;
         Tensor dy = finish(item);
-        bool runs = false;
-        for (const std::shared_ptr<Node>& input : node.inputs)
-            runs = runs || (input != nullptr && item_of(*input).needed);
-        if (!runs) return;
+        if (!item.runs) return;
         if (dy.defined()) {
+            if (is_freed(node))
+                throw Error(
+                    caller_,
+                    fmt::format(
+                        "a backward within this one (in a hook) has freed op '{}' before its turn. Pass "
+                        "retain_graph = true to the inner one, or compute its tensor apart.",
+                        node.name));
             const OpScope scope(node.name);
             InputGradients dx(*this, node);
             node.saved.freed_after_use_ = !keep_graph_;
             {
                 const AnomalyCheck inside(false);  // the op is to be named, not the parts of its gradient
                 const std::uint64_t version = dy.storage()->version();
+                const Running running(node);
                 node.backward(node.saved, dy, dx);
                 if (dy.storage()->version() != version)
                     throw Error(node.name,
@@ -305,11 +338,12 @@ private:
             if (AnomalyCheck::is_on()) check_gradients(node, dy);
         }
         dy = Tensor();
-        for (const std::shared_ptr<Node>& input : node.inputs) {
-            if (input == nullptr || !item_of(*input).needed) continue;
-            Item& behind = item_of(*input);
+        // A hook may run a backward that frees this node: what is left of its inputs is then finished in its own turn.
+        for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+            if (node.inputs[i] == nullptr || !item_of(*node.inputs[i]).needed) continue;
+            Item& behind = item_of(*node.inputs[i]);
             // A leaf is dealt with at once, so that its hooks run as early as they can.
-            if (--behind.consumers == 0 && input->depth == 0) (void)finish(behind);
+            if (--behind.consumers == 0 && behind.node->depth == 0) (void)finish(behind);
         }
         if (!keep_graph_) free_node(node);
     }

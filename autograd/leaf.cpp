@@ -15,9 +15,10 @@ Node& leaf_of(const char* caller, const Tensor& tensor) {
     if (!tensor.defined() || tensor.node() == nullptr || tensor.node()->depth > 0)
         throw Error(caller, fmt::format("the tensor is {}, but a leaf that requires a gradient is needed: a "
                                         "tensor that set_requires_grad() was called on.",
-                                        !tensor.defined()          ? "undefined"
-                                        : tensor.node() == nullptr ? "not on the tape"
-                                                                   : tensor.node()->name));
+                                        !tensor.defined() ? "undefined"
+                                        : tensor.node() == nullptr
+                                            ? "not on the tape"
+                                            : fmt::format("the result of '{}'", tensor.node()->name)));
     return *tensor.node();
 }
 
@@ -61,6 +62,12 @@ void set_gradient_buffer(const Tensor& leaf, const Tensor& buffer) {
                                 buffer.dtype(), pretty(buffer.shape()), buffer.device(),
                                 buffer.is_contiguous() ? "" : " (not contiguous)", node.dtype,
                                 pretty(node.shape), node.device));
+    if (buffer.storage() == leaf.storage())
+        throw Error(
+            "set_gradient_buffer",
+            fmt::format("the buffer {} lies in the memory of the leaf itself, which the gradient would "
+                        "overwrite. Give memory of its own, such as empty_like(leaf).",
+                        pretty(buffer.shape())));
     const Tensor old = leaf.grad();
     if (old.defined() && old.node() != nullptr)
         throw Error("set_gradient_buffer",

@@ -143,7 +143,10 @@ void retain_gradient(const Tensor& tensor);
 /// set_grad(x) copies x into it. A gradient that the leaf has already moves into the buffer.
 ///
 /// An undefined `buffer` takes it away: a grad() that shows it stays as it is, and is no longer added to in place.
-/// Throws Error when `leaf` is not a leaf that requires a gradient, or when the buffer does not fit.
+/// It is also gone, without a word, once the leaf is moved to another device, and there and back, or converted to a dtype
+/// that it does not fit (Module::to()): set it again then.
+/// Throws Error when `leaf` is not a leaf that requires a gradient, or when the buffer does not fit or lies in the leaf's
+/// own memory.
 void set_gradient_buffer(const Tensor& leaf, const Tensor& buffer);
 
 /// The tape that leads to `root`, one op a line: op, shape, dtype, inputs, bytes saved.

@@ -1,5 +1,6 @@
 #include "core/random_scope.h"
 
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -31,6 +32,11 @@ RandomContext of_items(std::int64_t first, std::int64_t count) {
     if (first < 0 || count < 0)
         throw Error("random_items",
                     fmt::format("{} items from {} on are no part of a batch. Give 0 or more.", count, first));
+    if (first > std::numeric_limits<std::int64_t>::max() - count)
+        throw Error(
+            "random_items",
+            fmt::format("{} items from {} on are more than an i64 counts. Give the place in one batch.",
+                        count, first));
     RandomContext made = context;
     made.first_item = first;
     made.items = count;
@@ -42,8 +48,15 @@ RandomContext of_items(std::int64_t first, std::int64_t count) {
 RandomPart part_of_whole(const Shape& shape) {
     RandomPart part{shape, Shape(shape.size(), 0)};
     if (!shape.empty() && context.items > 0 && shape[0] % context.items == 0) {
-        part.first[0] = context.first_item * (shape[0] / context.items);
-        part.whole[0] += part.first[0];  // what follows has no influence on the numbers
+        // What follows has no influence on the numbers.
+        if (__builtin_mul_overflow(context.first_item, shape[0] / context.items, &part.first[0]) ||
+            __builtin_add_overflow(part.whole[0], part.first[0], &part.whole[0]))
+            throw Error(
+                "random_items",
+                fmt::format(
+                    "the rows of {} from item {} on are more than an i64 counts. Give the place in one "
+                    "batch.",
+                    pretty(shape), context.first_item));
     }
     if (context.axis >= 0) {
         const auto axis = static_cast<std::size_t>(context.axis);
@@ -82,6 +95,8 @@ RandomSiteScope::RandomSiteScope(std::uint64_t site)
 RandomSiteScope::RandomSiteScope(std::uint64_t site, std::int64_t axis, std::int64_t first,
                                  std::int64_t whole)
     : RandomSiteScope(site) {
+    if (axis < 0)
+        throw Error("random_site", fmt::format("axis {} is negative. Count from 0, or leave it out.", axis));
     context.axis = axis;
     context.axis_first = first;
     context.axis_whole = whole;

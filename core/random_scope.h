@@ -71,7 +71,7 @@ public:
 /// what is dropped from is the batch. Where its size is a multiple of `count`, as in (batch * time, width), each item has
 /// that many rows; where it is no multiple, the tensor is taken for a whole one, the same for every micro-batch. All other
 /// axes have the same sizes in all micro-batches. Without a RandomUpdateScope outside it changes nothing. Throws Error for
-/// negative numbers.
+/// negative numbers, and where an i64 does not count so far.
 class RandomItemsScope : RandomContextScope {
 public:
     RandomItemsScope(std::int64_t first, std::int64_t count);
@@ -83,7 +83,7 @@ class RandomSiteScope {
 public:
     explicit RandomSiteScope(std::uint64_t site);
     /// The same where this rank holds a part of another axis: indices [first, first + size of x) of `whole`. Of attention
-    /// weights (batch, heads, queries, keys) axis 1 are the heads.
+    /// weights (batch, heads, queries, keys) axis 1 are the heads. Throws Error for a negative axis.
     RandomSiteScope(std::uint64_t site, std::int64_t axis, std::int64_t first, std::int64_t whole);
     ~RandomSiteScope();
     RandomSiteScope(const RandomSiteScope&) = delete;

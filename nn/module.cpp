@@ -12,6 +12,8 @@
 #include "autograd/ops/cross_entropy.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
+#include "autograd/ops/support.h"
+#include "autograd/tape.h"
 #include "core/format.h"
 #include "nn/names.h"
 #include "nn/walk.h"
@@ -294,6 +296,16 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
     return report;
 }
 
+namespace {
+
+/// Whether two tensors show the same elements, in the same order: tied by their memory.
+bool show_same_elements(const Tensor& a, const Tensor& b) {
+    return a.storage() == b.storage() && a.offset() == b.offset() && a.dtype() == b.dtype() &&
+           a.count() == b.count() && a.is_contiguous() && b.is_contiguous();
+}
+
+}  // namespace
+
 void Module::replace_tensors(const std::function<Tensor(const Tensor&, Kind)>& change) {
     std::vector<std::pair<Tensor, Tensor>> replaced;
     for (const Place& place : places_of(*this)) {
@@ -304,8 +316,15 @@ void Module::replace_tensors(const std::function<Tensor(const Tensor&, Kind)>& c
             continue;
         }
         const Tensor old = *place.tensor;
-        *place.tensor = change(old, place.kind);
-        replaced.emplace_back(old, *place.tensor);
+        Tensor fresh = change(old, place.kind);
+        const auto tied = std::find_if(replaced.begin(), replaced.end(), [&](const auto& pair) {
+            return show_same_elements(pair.first, old) && pair.second.dtype() == fresh.dtype() &&
+                   pair.second.device() == fresh.device();
+        });
+        if (tied != replaced.end() && !fresh.is_same(old))
+            fresh.set_elements(tied->second.detach().reshape(fresh.shape()));
+        *place.tensor = fresh;
+        replaced.emplace_back(old, fresh);
     }
 }
 
@@ -334,12 +353,28 @@ void convert_tensors(const Module& module,
         Tensor tensor, elements, gradient;
     };
     std::vector<Converted> all;
-    for (const Tied& tied : tensors_of(module, [](Kind) { return true; })) {
+    std::vector<Tied> tensors = tensors_of(module, [](Kind) { return true; });
+    // Parameters first, so that a buffer that shows the memory of one goes with it.
+    std::stable_partition(tensors.begin(), tensors.end(),
+                          [](const Tied& tied) { return tied.kind == Kind::parameter; });
+    for (const Tied& tied : tensors) {
         const Tensor before = tied.tensor.detach();
-        Converted one{tied.tensor, convert(before, tied.kind), {}};
+        const auto known = std::find_if(all.begin(), all.end(), [&](const Converted& other) {
+            return show_same_elements(other.tensor, before);
+        });
+        Converted one{
+            tied.tensor,
+            known == all.end() ? convert(before, tied.kind) : known->elements.reshape(before.shape()),
+            {}};
         if (one.elements.is_same(before)) continue;
-        if (const Tensor gradient = tied.tensor.grad(); gradient.defined())
-            one.gradient = convert(gradient.detach(), tied.kind);
+        if (const Tensor gradient = tied.tensor.grad(); gradient.defined()) {
+            // An f32 gradient of a half type is not rounded on its way to another, nor in a buffer that stays.
+            const bool stays =
+                gradient.dtype() == DType::f32 && potluck::detail::is_half(one.elements.dtype()) &&
+                gradient.device() == one.elements.device() &&
+                (potluck::detail::is_half(before.dtype()) || tied.tensor.node()->gradient_buffer.defined());
+            one.gradient = stays ? gradient.detach() : convert(gradient.detach(), tied.kind);
+        }
         all.push_back(std::move(one));
     }
     for (Converted& one : all) {

@@ -180,9 +180,11 @@ public:
     LoadReport load_state_dict(const StateDict& state, bool strict = true);
 
     /// Moves parameters, their gradients and buffers to a device. They stay the same tensors: every handle of them, an
-    /// optimizer's for instance, goes on meaning them.
+    /// optimizer's for instance, goes on meaning them, and tensors that show the same elements go on sharing them. A buffer
+    /// that somebody set for a gradient (set_gradient_buffer()) is dropped, also on the way there and back.
     void to(Device device);
     /// Converts parameters (and their gradients) to a floating dtype, in the same way; buffers keep theirs.
+    /// A buffer for a gradient is dropped when it does not fit the dtype: an f32 one fits all but f64.
     void to(DType dtype);
     /// Tells this module and all below that they are being trained (dropout works), or used (it does not).
     void train(bool training = true);
@@ -199,7 +201,8 @@ public:
     /// Makes all parameters collect gradients, or none (frozen).
     void set_requires_grad(bool requires_grad);
 
-    /// Replaces every tensor by what `change` makes of it; tied tensors stay tied. What clone() is made of.
+    /// Replaces every tensor by what `change` makes of it; tied tensors, also those tied by memory, stay tied. What clone()
+    /// is made of.
     void replace_tensors(const std::function<Tensor(const Tensor& tensor, Member::Kind kind)>& change);
     /// The members of this module alone, as members() names them.
     std::vector<Member> list_members() const;

@@ -1,5 +1,9 @@
 // Hooks on gradients, and gradients kept for inner tensors.
 
+#include <any>
+#include <functional>
+#include <utility>
+
 #include "tests/autograd/support.h"
 
 using namespace potluck;
@@ -156,4 +160,80 @@ TEST_CASE("retain_gradient keeps the gradient of an inner tensor") {
     y.grad().fill_(0);
     CHECK(near(x.grad(), {8, 16}));
     CHECK_THROWS_AS(retain_gradient(tensor({1, 2})), Error);
+}
+
+TEST_CASE("a backward within a backward that frees what the outer one still needs is never silent") {
+    const Tensor a = leaf({1, 2}, {2}), b = leaf({5}, {});
+    const auto walk = [&](bool retain,
+                          const std::function<void(const Tensor&, const std::function<void()>&)>& place) {
+        a.node()->gradient = Tensor();
+        const Tensor y = a * 3;
+        const Tensor l = sum(y * y) + b, l2 = sum(y);
+        bool done = false;
+        place(y, [l2, retain, &done] {
+            if (!std::exchange(done, true)) backward(l2, {.retain_graph = retain});
+        });
+        l.backward();
+        CHECK(done);
+    };
+    const auto in_hook = [](const Tensor& y, const std::function<void()>& run) {
+        add_gradient_hook(y, [run](const Tensor&) {
+            run();
+            return Tensor();
+        });
+    };
+    SUBCASE("in a gradient hook") {
+        const std::string text = error_of([&] { walk(false, in_hook); });
+        CHECK(contains(text, "[backward]"));
+        CHECK(contains(text, "'multiply'"));
+        CHECK(contains(text, "retain_graph"));
+        walk(true, in_hook);
+        CHECK(near(a.grad(), {21, 39}));
+    }
+    SUBCASE("in an accumulated hook of a leaf that is complete before") {
+        const auto in_accumulated = [&](const Tensor&, const std::function<void()>& run) {
+            b.node()->accumulated_hooks.clear();
+            add_accumulated_hook(b, [run](const Tensor&) { run(); });
+        };
+        CHECK(contains(error_of([&] { walk(false, in_accumulated); }), "'multiply'"));
+        walk(true, in_accumulated);
+        CHECK(near(a.grad(), {21, 39}));
+    }
+    SUBCASE("in an accumulated hook, of the op whose inputs are being dealt with") {
+        const Tensor c = leaf({7, 8}, {2}), d = leaf({3, 4}, {2});
+        const Tensor y = c * d;
+        const Tensor l = sum(y), l2 = sum(y * 2);
+        bool done = false;
+        add_accumulated_hook(c, [&](const Tensor&) {
+            if (!std::exchange(done, true)) l2.backward();
+        });
+        l.backward();
+        CHECK(near(c.grad(), {9, 12}));
+        CHECK(near(d.grad(), {21, 24}));
+    }
+    SUBCASE("in an unpack hook, of the op that runs") {
+        const Tensor c = leaf({7, 8}, {2}), d = leaf({3, 4}, {2});
+        std::function<void()> run = [] {};
+        Tensor y;
+        {
+            const SavedTensorHooks hooks([](const Tensor& x) { return std::any(x); },
+                                         [&run](const std::any& packed) {
+                                             std::exchange(run, [] {})();
+                                             return std::any_cast<Tensor>(packed);
+                                         });
+            y = c * d;
+        }
+        const Tensor l = sum(y), l2 = sum(y * 2);
+        run = [&] { l2.backward(); };
+        CHECK(contains(error_of([&] { backward(l, {.retain_graph = true}); }), "is running"));
+        CHECK(!c.grad().defined());
+        l.backward();
+        CHECK(near(c.grad(), {3, 4}));
+    }
+}
+
+TEST_CASE("add_accumulated_hook names the result of an op as what it is") {
+    const Tensor a = leaf({1, 2}, {2});
+    CHECK(contains(error_of([&] { add_accumulated_hook(a * 2, [](const Tensor&) {}); }),
+                   "the tensor is the result of 'multiply', but a leaf"));
 }

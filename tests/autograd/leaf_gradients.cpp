@@ -258,6 +258,9 @@ TEST_CASE("set_gradient_buffer: refuses what does not fit, and moves what is the
     CHECK(contains(error_of([&] { set_gradient_buffer(w * 2, zeros({2, 2})); }), "leaf"));
     CHECK(contains(error_of([&] { set_gradient_buffer(zeros({2}), zeros({2})); }), "leaf"));
     CHECK(contains(error_of([&] { set_gradient_buffer({}, zeros({2})); }), "leaf"));
+    CHECK(contains(error_of([&] { set_gradient_buffer(w, w.detach()); }), "memory of the leaf itself"));
+    backward(sum(w));
+    CHECK(near(w, {1, 2, 3, 4}));
 
     backward(sum(half * 3));
     const Tensor buffer = full({2}, 99.0);

@@ -256,6 +256,72 @@ TEST_CASE("module: to(dtype) converts parameters and their gradients, and leaves
     check_error([&] { net.to(DType::i32); }, {"[module.to]", "i32"});
 }
 
+TEST_CASE("module: tensors tied by their memory stay tied through to() and clone(), and train on") {
+    struct Pair : nn::Module {
+        Tensor a = nn::parameter(test::tensor({1.0, 2.0, 3.0, 4.0}));
+        Tensor b = nn::parameter(a.detach().reshape({2, 2}));
+        Tensor seen = a.detach();
+        void members(nn::Members& m) override { m.buffer("seen", seen)("a", a)("b", b); }
+        bool is_tied() const {
+            return a.storage() == b.storage() && seen.storage() == a.storage() && b.offset() == a.offset();
+        }
+    } m;
+    optim::SGD optimizer(m, {.learning_rate = 0.5});
+    m.to(DType::f64);
+    CHECK(m.is_tied());
+    CHECK(m.seen.dtype() == DType::f64);
+    m.to(DType::f32);
+    CHECK(m.is_tied());
+    for (int i = 0; i < 2; ++i) {
+        optimizer.zero_grad();
+        (m.a.sum() + 2.0 * m.b.sum()).backward();
+        optimizer.step();
+    }
+    CHECK(m.a.detach().to_vector() == std::vector<double>{-2, -1, 0, 1});
+    CHECK(m.b.detach().to_vector() == m.a.detach().to_vector());
+    const Pair copy = nn::clone(m);
+    CHECK(copy.is_tied());
+    CHECK_FALSE(copy.a.storage() == m.a.storage());
+    CHECK(copy.b.node()->depth == 0);
+    CHECK(copy.b.requires_grad());
+    CHECK(same(copy.b, m.b));
+    // Disjoint parts of one block are converted apart.
+    const Tensor block = test::tensor({1.0, 2.0, 3.0, 4.0});
+    m.a = nn::parameter(block.narrow(0, 0, 2));
+    m.b = nn::parameter(block.narrow(0, 2, 2));
+    m.seen = block;
+    m.to(DType::f64);
+    CHECK(m.a.detach().to_vector() == std::vector<double>{1, 2});
+    CHECK(m.b.detach().to_vector() == std::vector<double>{3, 4});
+}
+
+TEST_CASE("module: to(dtype) rounds no f32 gradient that may stay as it is") {
+    struct One : nn::Module {
+        Tensor a;
+        void members(nn::Members& m) override { m("a", a); }
+    };
+    for (const DType from : {DType::f32, DType::bf16}) {
+        One m;
+        m.a = nn::parameter(ones({2}, {from}));
+        const Tensor buffer = zeros({2});
+        set_gradient_buffer(m.a, buffer);
+        m.a.set_grad(test::tensor({1e6, 1e-9}));
+        const std::vector<double> before = buffer.to_vector();
+        m.to(DType::f16);
+        CHECK(m.a.dtype() == DType::f16);
+        CHECK(buffer.to_vector() == before);
+        CHECK(m.a.grad().storage() == buffer.storage());
+        m.to(DType::f64);  // it does not fit, and is left
+        CHECK(m.a.grad().dtype() == DType::f64);
+        CHECK(m.a.grad().to_vector() == before);
+    }
+    One m;
+    m.a = nn::parameter(ones({2}, {DType::bf16}));
+    m.a.set_grad(test::tensor({1e6, 1e-9}));
+    m.to(DType::f16);
+    CHECK(m.a.grad().dtype() == DType::f32);
+}
+
 TEST_CASE("module: train() and eval() reach every module, and an evaluation leaves each as it was") {
     Lists lists;
     lists.eval();

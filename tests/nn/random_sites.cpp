@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -169,6 +170,32 @@ TEST_CASE("random sites: parts of the heads and of the features have the masks o
         const RandomSiteScope outside(9, 2, 4, width);
         CHECK_THROWS_WITH_AS(dropout(x, 0.5), doctest::Contains("inside the whole"), Error);
     });
+}
+
+TEST_CASE("random sites: places that cannot be are refused, and leave the scopes as they were") {
+    const auto refused = [](auto&& function, const char* part) {
+        std::string text;
+        try {
+            function();
+        } catch (const Error& error) {
+            text = error.what();
+        }
+        INFO(text);
+        CHECK(text.find(part) != std::string::npos);
+        CHECK(RandomContext::current().site == 0);
+        CHECK(RandomContext::current().items == -1);
+    };
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    refused([] { const RandomSiteScope site(3, -1, 0, 4); }, "[random_site] axis -1 is negative");
+    refused([] { const RandomItemsScope items(most, 1); }, "[random_items]");
+    refused([] { const RandomItemsScope items(-1, 1); }, "[random_items]");
+    refused(
+        [] {
+            const RandomUpdateScope update(0);
+            const RandomItemsScope items(most / 2, 1);
+            dropout(ones({4, 2}), 0.5);
+        },
+        "[random_items] the rows of (4, 2)");
 }
 
 TEST_CASE("random sites: recorded work has the masks of the update around its replay") {
