@@ -6,7 +6,9 @@
 namespace potluck::nn {
 
 Members& Members::operator()(const std::string& name, Branch& branch) {
-    if (branch) add({name, Member::Kind::module, nullptr, &*branch});
+    if (!branch) return *this;
+    branch.join(training_);
+    add({name, Member::Kind::module, nullptr, &*branch});
     return *this;
 }
 
@@ -21,6 +23,12 @@ Tensor Branch::sum(const Tensor& y, const Tensor& x) const {
         throw Error("branch",
                     fmt::format("{} makes {} where the layer makes {}. It must have the layer's sizes.",
                                 module_->describe(), pretty(added.shape()), pretty(y.shape())));
+    }
+    if (added.dtype() != y.dtype()) {
+        throw Error(
+            "branch",
+            fmt::format("{} makes {} where the layer makes {}. Convert it: (*layer.branch).to(DType::{}).",
+                        module_->describe(), added.dtype(), y.dtype(), y.dtype()));
     }
     return y + added;
 }

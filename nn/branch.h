@@ -24,9 +24,12 @@ public:
               return std::make_unique<M>(static_cast<const M&>(original));
           }) {}
     Branch(const Branch& other)
-        : module_(other ? other.copy_(*other.module_) : nullptr), copy_(other.copy_) {}
+        : module_(other ? other.copy_(*other.module_) : nullptr),
+          copy_(other.copy_),
+          joined_(other.joined_) {}
     Branch(Branch&&) noexcept = default;
     Branch& operator=(Branch other) noexcept {
+        joined_ = false;
         module_ = std::move(other.module_);
         copy_ = other.copy_;
         return *this;
@@ -37,14 +40,26 @@ public:
     explicit operator bool() const { return module_ != nullptr; }
     /// The module. Throws Error when there is none.
     Module& operator*() const;
-    /// y with what the branch makes of x added to it; y alone without a branch.
-    Tensor add_to(const Tensor& y, const Tensor& x) const { return module_ == nullptr ? y : sum(y, x); }
+    /// Gives a branch that was assigned since the mode of its layer, once. Whatever calls the layer or walks through its
+    /// members does it.
+    void join(bool training) {
+        if (module_ != nullptr && !joined_) module_->train(training);
+        joined_ = true;
+    }
+    /// y with what the branch makes of x added to it; y alone without a branch. Throws Error when the two differ in shape
+    /// or dtype.
+    Tensor add_to(const Tensor& y, const Tensor& x, bool training) {
+        if (module_ == nullptr) return y;
+        join(training);
+        return sum(y, x);
+    }
 
 private:
     Tensor sum(const Tensor& y, const Tensor& x) const;
 
     std::unique_ptr<Module> module_;
     std::unique_ptr<Module> (*copy_)(const Module&) = nullptr;
+    bool joined_ = false;  // has the mode of its layer
 };
 
 }  // namespace potluck::nn

@@ -165,7 +165,7 @@ Module& Module::operator=(Module&& other) {
 }
 
 std::vector<Member> Module::list_members() const {
-    Members m;
+    Members m(training_);
     // members() only names what is there. It is not const so that a member can be changed through what it names.
     const_cast<Module*>(this)->members(m);
     return m.list();

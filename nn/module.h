@@ -40,10 +40,13 @@ struct Member {
 /// Collects the members that Module::members() names: `m("up", up)("down", down).buffer("mean", mean)`.
 class Members {
 public:
+    /// Of a module that is being trained, or not.
+    explicit Members(bool training) : training_(training) {}
+
     /// A tensor that is trained. An undefined one (an absent bias) is left out.
     Members& operator()(const std::string& name, Tensor& parameter);
     Members& operator()(const std::string& name, Module& module);
-    /// What is added to a layer. An empty one is left out.
+    /// What is added to a layer, whose mode it takes over when it is new. An empty one is left out.
     Members& operator()(const std::string& name, Branch& branch);
     /// A list: its entries are called name.0, name.1, ...
     template <class T>
@@ -66,6 +69,7 @@ public:
 private:
     void add(Member member);  // throws Error for an empty name or one that is taken
 
+    bool training_;
     std::vector<Member> list_;
 };
 

@@ -55,7 +55,9 @@ public:
     }
 
     void members(Members& m) override { m("weight", weight)("bias", bias)("branch", branch); }
-    Tensor forward(const Tensor& x) override { return branch.add_to(linear(x, weight, bias), x); }
+    Tensor forward(const Tensor& x) override {
+        return branch.add_to(linear(x, weight, bias), x, is_training());
+    }
     std::string describe() const override {
         return "Linear(" + std::to_string(weight.size(1)) + ", " + std::to_string(weight.size(0)) +
                (bias.defined() ? ")" : ", no bias)");

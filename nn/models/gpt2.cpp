@@ -31,7 +31,9 @@ const GPT2Config& checked(const GPT2Config& config) {
 Conv1D::Conv1D(std::int64_t in, std::int64_t out)
     : weight(parameter(zeros({in, out}))), bias(parameter(zeros({out}))) {}
 
-Tensor Conv1D::forward(const Tensor& x) { return branch.add_to(linear(x, weight.transpose(0, 1), bias), x); }
+Tensor Conv1D::forward(const Tensor& x) {
+    return branch.add_to(linear(x, weight.transpose(0, 1), bias), x, is_training());
+}
 
 std::string Conv1D::describe() const { return fmt::format("Conv1D({}, {})", weight.size(0), weight.size(1)); }
 

@@ -509,6 +509,32 @@ TEST_CASE("module: a branch adds to a layer, and belongs to it") {
     CHECK(names_of(layer).size() == 4);
 }
 
+TEST_CASE("module: a branch takes over the mode of its layer, and must have its dtype") {
+    nn::Linear layer(3, 4);
+    layer.eval();
+    layer.branch = Lora(3, 4, 2);
+    layer(randn({2, 3}));
+    CHECK_FALSE((*layer.branch).is_training());
+    (*layer.branch).train();  // once only: after that it is as it was told
+    layer(randn({2, 3}));
+    CHECK((*layer.branch).is_training());
+    layer.branch = Lora(3, 4, 2);
+    {
+        nn::EvalMode evaluating(layer);
+        layer(randn({2, 3}));
+    }
+    CHECK_FALSE((*layer.branch).is_training());
+    layer.train();
+    CHECK((*layer.branch).is_training());
+
+    layer.to(DType::bf16);
+    layer.branch = Lora(3, 4, 2);
+    const Tensor x = randn({2, 3}).to(DType::bf16);
+    check_error([&] { layer(x); }, {"[branch]", "Lora makes f32", "layer makes bf16", "to(DType::bf16)"});
+    (*layer.branch).to(DType::bf16);
+    CHECK(layer(x).dtype() == DType::bf16);
+}
+
 TEST_CASE("module: branches of the projections of GPT-2 and Llama take part") {
     const auto try_model = [](nn::LanguageModel& model, auto&& projections) {
         const Tensor ids = tensor(std::vector<std::int64_t>{1, 2, 3}, {1, 3});
