@@ -132,8 +132,8 @@ const Dataset& Loader::dataset() const { return *core().dataset; }
 
 LoaderState Loader::state() const { return core().cursor; }
 
-void Loader::set_state(const LoaderState& state) {
-    Core& core = this->core();
+void Loader::check_state(const LoaderState& state) const {
+    const Core& core = this->core();
     if (state.size != core.cursor.size)
         throw Error(
             "Loader",
@@ -144,6 +144,11 @@ void Loader::set_state(const LoaderState& state) {
         throw Error("Loader",
                     fmt::format("the state (epoch {}, item {}) does not exist in a dataset of {} items.",
                                 state.epoch, state.item, state.size));
+}
+
+void Loader::set_state(const LoaderState& state) {
+    Core& core = this->core();
+    check_state(state);
     core.running.reset();
     ++core.jumps;
     core.options.seed = state.seed;

@@ -134,6 +134,8 @@ public:
     /// already read on as they would have, but no longer move state(). Throws Error when the state belongs to a dataset
     /// of another size or lies outside of an epoch.
     void set_state(const LoaderState& state);
+    /// Throws the Error that set_state() would, and changes nothing.
+    void check_state(const LoaderState& state) const;
 
     /// What is read of every global batch from the next one on, in running loops too; none: all of it. What workers have
     /// fetched ahead is fetched again. Throws Error for a share outside of the batch.

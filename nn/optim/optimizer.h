@@ -97,6 +97,8 @@ public:
     /// Goes on from a state. One Error lists all names that are missing or unknown, all shapes that differ and all numbers
     /// that no optimizer has (negative counts, moments that are not finite), and then nothing was changed.
     void load_state_dict(const nn::StateDict& state);
+    /// Throws the Error that load_state_dict() would, and changes nothing.
+    void check_state_dict(const nn::StateDict& state) const;
 
 protected:
     /// A parameter with what the optimizer knows about it.
@@ -170,6 +172,13 @@ protected:
     virtual void update(const Batch& batch) = 0;
 
 private:
+    /// What load_state_dict() gives to a slot: tensors of the state, in the order of parts_of().
+    struct Loaded {
+        std::int64_t steps = 0;
+        std::vector<Tensor> parts = {};
+    };
+
+    std::vector<Loaded> fitting_parts(const nn::StateDict& state) const;
     void add_slot(const ParameterSlice& parameter);
     void choose_groups(const Options& options);
     void check_module() const;

@@ -48,7 +48,8 @@ nn::StateDict Optimizer::state_dict() const {
     return state;
 }
 
-void Optimizer::load_state_dict(const nn::StateDict& state) {
+/// What belongs to each slot of a state that fits; else throws Error.
+std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& state) const {
     std::vector<std::string> missing, unknown, unfit;
     std::set<std::string> known;
     const auto find = [&](const std::string& name, const Shape& shape) -> Tensor {
@@ -81,12 +82,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
     };
     if (learning_rate.defined() && !(learning_rate.item() >= 0.0 && std::isfinite(learning_rate.item())))
         unfit.push_back(fmt::format("{} is {}", learning_rate_name, learning_rate.item()));
-    const std::int64_t updates = all_steps.defined() ? steps_of(steps_name, all_steps) : 0;
+    if (all_steps.defined()) steps_of(steps_name, all_steps);
 
-    struct Loaded {
-        std::int64_t steps = 0;
-        std::vector<Tensor> parts;
-    };
     std::vector<Loaded> loaded;
     for (const Slot& slot : slots_) {
         Loaded& one = loaded.emplace_back();
@@ -112,9 +109,16 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
         throw Error(kind_.op,
                     fmt::format("the state does not fit this optimizer.{} Nothing was loaded.", faults));
     }
-    set_learning_rate(learning_rate.item<double>());
+    return loaded;
+}
+
+void Optimizer::check_state_dict(const nn::StateDict& state) const { fitting_parts(state); }
+
+void Optimizer::load_state_dict(const nn::StateDict& state) {
+    const std::vector<Loaded> loaded = fitting_parts(state);
+    set_learning_rate(state.at(learning_rate_name).item<double>());
     started_.clear();
-    steps_ = updates;
+    steps_ = state.at(steps_name).item<std::int64_t>();
     const NoGrad guard;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
         Slot& slot = slots_[i];

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/checksum.h"
+#include "core/device_registry.h"
 #include "core/format.h"
 #include "core/safetensors.h"
 
@@ -18,18 +19,15 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* tied_prefix = "tied.";
-constexpr const char* step_prefix = "step_";
 constexpr const char* unfinished = ".partial";
 
-std::string step_name(std::int64_t step) { return fmt::format("{}{:08}", step_prefix, step); }
+std::string step_name(std::int64_t step) { return fmt::format("step_{:08}", step); }
 
-/// The step of a folder called step_00000010, or -1 for any other name.
-std::int64_t step_of(const fs::path& path) {
-    const std::string name = path.filename().string();
-    const std::string digits = name.starts_with(step_prefix) ? name.substr(std::strlen(step_prefix)) : "";
-    const bool all_digits =
-        !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
-    return all_digits ? std::stoll(digits) : -1;
+/// Whether it is the folder of a checkpoint that was never finished. Whatever else lies there is not ours to remove.
+bool is_unfinished(const fs::directory_entry& entry) {
+    const fs::path name = entry.path().filename();
+    const std::int64_t step = step_of(name.stem());
+    return step >= 0 && name == step_name(step) + unfinished && fs::is_directory(entry.symlink_status());
 }
 
 /// Makes a rename in this folder last through a power cut.
@@ -83,57 +81,78 @@ nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint)
             files.emplace(file.name, load_safetensors(checkpoint / file.name));
     nn::StateDict tensors;
     for (const auto& [name, described] : manifest.tensors) {
-        const auto stored = [&, &name = name, &dtype = described.dtype](const Manifest::Part& part) {
+        // All parts are looked for before a whole is made, whose size is but what the manifest says.
+        std::vector<Tensor> stored;
+        for (const Manifest::Part& part : described.parts) {
             const auto file = files.find(part.file);
             const bool is_there = file != files.end() && file->second.tensors.contains(part.stored_as);
-            Tensor tensor = is_there ? file->second.tensors.at(part.stored_as) : Tensor();
-            if (!is_there || tensor.dtype() != dtype || tensor.count() != part.end - part.begin)
-                throw Error("load_checkpoint", fmt::format("{} does not hold elements {} to {} of {} as {}.",
-                                                           (checkpoint / part.file).string(), part.begin,
-                                                           part.end, name, dtype));
-            return tensor;
-        };
+            const Tensor tensor = is_there ? file->second.tensors.at(part.stored_as) : Tensor();
+            if (!is_there || tensor.dtype() != described.dtype || tensor.count() != part.end - part.begin)
+                throw Error("load_checkpoint",
+                            fmt::format("{} does not hold elements {} to {} of {} as {}. Use an older "
+                                        "checkpoint.",
+                                        (checkpoint / part.file).string(), part.begin, part.end, name,
+                                        described.dtype));
+            stored.push_back(tensor);
+        }
         Tensor whole;
-        if (described.parts.size() == 1) {
-            whole = stored(described.parts.front());
+        if (stored.size() == 1) {
+            whole = stored.front();
             whole = whole.alias(described.shape, contiguous_strides(described.shape), whole.offset());
         } else {
             whole = Tensor::empty(described.shape, {described.dtype});
-            for (const Manifest::Part& part : described.parts) {
-                const Tensor tensor = stored(part);
-                if (tensor.count() > 0)
-                    std::memcpy(
-                        static_cast<std::byte*>(whole.raw_data()) + part.begin * size_of(whole.dtype()),
-                        tensor.raw_data(), static_cast<std::size_t>(tensor.bytes()));
-            }
+            for (std::size_t i = 0; i < stored.size(); ++i)
+                if (stored[i].count() > 0)
+                    std::memcpy(static_cast<std::byte*>(whole.raw_data()) +
+                                    described.parts[i].begin * size_of(whole.dtype()),
+                                stored[i].raw_data(), static_cast<std::size_t>(stored[i].bytes()));
         }
         tensors.emplace(name, std::move(whole));
     }
     return tensors;
 }
 
-/// What checked files say goes into the module, the optimizer and the generators.
-void apply(const Manifest& manifest, const fs::path& checkpoint, nn::Module& module,
-           optim::Optimizer& optimizer) {
+/// A sound checkpoint, read and not yet loaded.
+struct Content {
+    TrainingState state;
+    nn::StateDict model, optimizer;
+};
+
+/// Throws Error for whatever is damaged.
+Content read_content(const fs::path& checkpoint) {
+    const Manifest manifest = read_manifest(checkpoint);
+    verify_checksums(manifest, checkpoint);
     const std::string prefix = Manifest::optimizer_prefix;
-    nn::StateDict model, optimizer_state;
+    Content content{manifest.state, {}, {}};
     for (auto& [name, tensor] : read_tensors(manifest, checkpoint)) {
         if (name.starts_with(prefix))
-            optimizer_state.emplace(name.substr(prefix.size()), tensor);
+            content.optimizer.emplace(name.substr(prefix.size()), tensor);
         else
-            model.emplace(name, tensor);
+            content.model.emplace(name, tensor);
     }
     for (const auto& [name, first_name] : manifest.tied)
-        if (const auto first = model.find(first_name); first != model.end())
-            model.emplace(name, first->second);
+        if (const auto first = content.model.find(first_name); first != content.model.end())
+            content.model.emplace(name, first->second);
+    return content;
+}
+
+/// Loads what was read, or nothing of it: whatever can refuse does so before anything is changed.
+void apply(const Content& content, const fs::path& checkpoint, nn::Module& module,
+           optim::Optimizer& optimizer, const StateCheck& check) {
     try {
-        module.load_state_dict(model);
-        optimizer.load_state_dict(optimizer_state);
+        if (check) check(content.state);
+        optimizer.check_state_dict(content.optimizer);
+        module.load_state_dict(content.model);
+        optimizer.load_state_dict(content.optimizer);
     } catch (const Error& error) {
         throw Error("load_checkpoint", fmt::format("{}: {}", checkpoint.string(), error.what()));
     }
-    for (const auto& [device, key] : manifest.state.generators)
-        default_generator(parse_device(device)).set_state(key);
+    const std::vector<Device> here = registered_devices();
+    for (const auto& [name, key] : content.state.generators) {
+        const Device device = parse_device(name);
+        if (std::find(here.begin(), here.end(), device) != here.end())
+            default_generator(device).set_state(key);
+    }
 }
 
 /// The tensors of a module, tied ones once.
@@ -222,11 +241,13 @@ TensorParts whole_parts(const nn::StateDict& tensors) {
 
 std::string begin_checkpoint(const std::string& folder, std::int64_t step) {
     if (step < 0) throw Error("save_checkpoint", fmt::format("step is {}. It must not be negative.", step));
+    if (folder.empty())
+        throw Error("save_checkpoint", "the folder is empty (\"\"). Give the one that checkpoints go to.");
     const fs::path partial = fs::path(folder) / (step_name(step) + unfinished);
     return writing(partial, [&] {
         fs::create_directories(folder);
         for (const auto& entry : fs::directory_iterator(folder)) {  // left over from a run that was killed
-            if (entry.path().extension() == unfinished) fs::remove_all(entry.path());
+            if (is_unfinished(entry)) fs::remove_all(entry.path());
         }
         fs::create_directory(partial);
         return partial.string();
@@ -298,10 +319,9 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
 }
 
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer) {
-    const Manifest manifest = read_manifest(path);
-    verify_checksums(manifest, path);
-    apply(manifest, path, module, optimizer);
-    return manifest.state;
+    const Content content = read_content(path);
+    apply(content, path, module, optimizer, {});
+    return content.state;
 }
 
 std::optional<std::string> latest_checkpoint(const std::string& folder) {
@@ -311,25 +331,28 @@ std::optional<std::string> latest_checkpoint(const std::string& folder) {
 }
 
 ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
-                                         optim::Optimizer& optimizer) {
+                                         optim::Optimizer& optimizer, const StateCheck& check) {
     ResumedCheckpoint resumed;
     for (const fs::path& checkpoint : checkpoints_in(folder)) {
-        Manifest manifest;
+        Content content;
         try {
-            manifest = read_manifest(checkpoint);
-            verify_checksums(manifest, checkpoint);
+            content = read_content(checkpoint);
+        } catch (const OutOfMemory&) {
+            throw;  // no damage
         } catch (const Error& error) {
-            resumed.damaged.emplace_back(error.what());
+            resumed.damaged.push_back(std::string(error.what()).substr(error.op().size() + 3));
             continue;
         }
-        apply(manifest, checkpoint, module, optimizer);
+        apply(content, checkpoint, module, optimizer, check);
         resumed.path = checkpoint.string();
-        resumed.state = manifest.state;
+        resumed.state = content.state;
         return resumed;
     }
-    throw Error("load_checkpoint",
-                fmt::format("there is no complete checkpoint in {} to resume from.{}{}", folder,
-                            resumed.damaged.empty() ? "" : " ", fmt::join(resumed.damaged, " ")));
+    throw Error(
+        "load_checkpoint",
+        fmt::format("there is no complete checkpoint in {} to resume from. Start without resuming, or "
+                    "give the folder of another run.{}{}",
+                    folder, resumed.damaged.empty() ? "" : " ", fmt::join(resumed.damaged, " ")));
 }
 
 }  // namespace potluck

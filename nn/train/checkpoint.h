@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -32,9 +33,9 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
                             std::int64_t keep = 0);
 
 /// Reads a checkpoint (the path of one step), in however many files its tensors lie, into a module and an optimizer, sets
-/// the generators of the devices, and returns the rest. Also reads those of version 1, which end with a file DONE instead
-/// of a manifest. Throws Error that names the file that is missing, damaged, or of another checkpoint (by its checksum),
-/// or what does not fit.
+/// the generators of the CPU and of those devices that are here, and returns the rest. Also reads those of version 1,
+/// which end with a file DONE instead of a manifest. Throws Error that names the file that is missing, damaged, or of
+/// another checkpoint (by its checksum), or what does not fit, and then nothing was changed.
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer);
 
 /// The path of the newest complete checkpoint in `folder`, by manifest and file sizes: those that were cut off in the
@@ -47,10 +48,14 @@ struct ResumedCheckpoint {
     std::vector<std::string> damaged;  // newer ones that were passed over, and why: a sentence each
 };
 
+/// Throws Error for the state of a checkpoint that cannot be gone on from.
+using StateCheck = std::function<void(const TrainingState&)>;
+
 /// Reads the newest checkpoint in `folder` that is sound, checksums included, as load_checkpoint() does. Throws Error
-/// when there is none, with what is wrong with each, and when the sound one does not fit.
+/// when there is none, with what is wrong with each, and when the sound one does not fit or `check`, which is called
+/// before anything is changed, refuses its state.
 ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
-                                         optim::Optimizer& optimizer);
+                                         optim::Optimizer& optimizer, const StateCheck& check = {});
 
 // ---- what save_checkpoint() is made of, for ranks that hold a part each ----
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -48,8 +49,19 @@ std::string read_text(const fs::path& path) {
     std::ifstream stream(path, std::ios::binary);
     std::ostringstream content;
     content << stream.rdbuf();
-    if (!stream) throw Error(op, fmt::format("{} cannot be read.", path.string()));
+    if (!stream) throw Error(op, fmt::format("{} cannot be read. Use an older checkpoint.", path.string()));
     return content.str();
+}
+
+/// What an Error or an exception of the JSON library says, without the [name] in front, as a sentence.
+std::string sentence_of(const std::exception& error) {
+    std::string text = error.what();
+    if (text.starts_with('[')) text.erase(0, text.find("] ") + 2);
+    return text.ends_with('.') ? text : text + ".";
+}
+
+Error damaged(const std::string& path, const std::string& why) {
+    return {op, fmt::format("{} is damaged: {} Use an older checkpoint.", path, why)};
 }
 
 /// Calls `read(text as JSON)`; whatever does not fit is an Error that names the file.
@@ -60,9 +72,9 @@ auto reading(const std::string& text, const std::string& path, Read&& read) {
         if (!content.is_object()) throw Error(op, "it is no object.");
         return read(content);
     } catch (const json::exception& error) {
-        throw Error(op, fmt::format("{} is damaged: {}", path, error.what()));
+        throw damaged(path, sentence_of(error));
     } catch (const Error& error) {
-        throw Error(op, fmt::format("{} is damaged: {}", path, error.what()));
+        throw damaged(path, sentence_of(error));
     }
 }
 
@@ -79,7 +91,9 @@ Integer count_at(const json& object, const char* name) {
 
 const json& at(const json& object, const char* name, json::value_t type) {
     const json& value = object.at(name);
-    if (value.type() != type) throw Error(op, fmt::format("\"{}\" is {}.", name, value.type_name()));
+    if (value.type() != type)
+        throw Error(op, fmt::format("\"{}\" is {}, and must be {}.", name, value.type_name(),
+                                    json(type).type_name()));
     return value;
 }
 
@@ -92,9 +106,14 @@ TrainingState state_of(const json& content) {
     state.loader.epoch = count_at(loader, "epoch");
     state.loader.item = count_at(loader, "item");
     state.loader.size = count_at(loader, "size");
-    for (const auto& [device, key] : at(content, "generators", json::value_t::object).items())
+    if (state.loader.item > state.loader.size)
+        throw Error(op,
+                    fmt::format("the loader stands at item {} of {}.", state.loader.item, state.loader.size));
+    for (const auto& [device, key] : at(content, "generators", json::value_t::object).items()) {
+        parse_device(device);  // throws for what is no device
         state.generators[device] = {count_at<std::uint64_t>(key, "seed"),
                                     count_at<std::uint64_t>(key, "offset")};
+    }
     return state;
 }
 
@@ -107,11 +126,32 @@ std::string file_name_at(const json& object, const char* field) {
     return name;
 }
 
+/// 16 hexadecimal digits: without them a file would not be checked.
+std::string checksum_at(const json& file) {
+    const json& value = file.at("xxh3");
+    const std::string text = value.is_string() ? value.get<std::string>() : "";
+    if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
+        throw Error(op, fmt::format("\"xxh3\" is {}, and must be 16 hexadecimal digits.", value.dump()));
+    return text;
+}
+
+Shape shape_at(const json& described) {
+    Shape shape;
+    for (const json& size : at(described, "shape", json::value_t::array)) {
+        if (!size.is_number_integer())
+            throw Error(op, fmt::format("\"shape\" holds {}, which is no integer.", size.dump()));
+        shape.push_back(size.get<std::int64_t>());
+    }
+    return shape;
+}
+
 std::int64_t elements_of(const Shape& shape) {
-    std::int64_t count = 1;
-    for (const std::int64_t size : shape)
-        if (size < 0 || __builtin_mul_overflow(count, size, &count))
+    std::int64_t count = 1, strides = 1;
+    for (const std::int64_t size : shape) {
+        if (size < 0 || __builtin_mul_overflow(strides, std::max<std::int64_t>(size, 1), &strides))
             throw Error(op, fmt::format("{} is no shape.", pretty(shape)));
+        count *= size;
+    }
     return count;
 }
 
@@ -130,8 +170,14 @@ Manifest manifest_of_version_1(const fs::path& checkpoint) {
     Manifest manifest;
     std::istringstream marker(read_text(checkpoint / "DONE"));
     for (Manifest::File file; marker >> file.name >> file.bytes;) manifest.files.push_back(file);
-    if (manifest.files.size() != 3)
-        throw Error(op, fmt::format("{} is damaged.", (checkpoint / "DONE").string()));
+    std::set<std::string> names;
+    for (const Manifest::File& file : manifest.files) names.insert(file.name);
+    if (manifest.files.size() != 3 ||
+        names != std::set<std::string>{"model.safetensors", "optimizer.safetensors", "training.json"})
+        throw damaged(checkpoint / "DONE",
+                      fmt::format("it lists \"{}\", and must list model.safetensors, optimizer.safetensors "
+                                  "and training.json with their bytes.",
+                                  fmt::join(names, ", ")));
     const fs::path training = checkpoint / "training.json";
     manifest.state = reading(read_text(training), training, state_of);
     return manifest;
@@ -237,11 +283,10 @@ Manifest manifest_of(const std::string& text, const std::string& path) {
         manifest.state = state_of(content);
         for (const json& file : at(content, "files", json::value_t::array))
             manifest.files.push_back(
-                {file_name_at(file, "name"), count_at(file, "bytes"), file.at("xxh3").get<std::string>()});
+                {file_name_at(file, "name"), count_at(file, "bytes"), checksum_at(file)});
         for (const auto& [name, described] : at(content, "tensors", json::value_t::object).items()) {
             Manifest::Described& tensor = manifest.tensors[name];
-            for (const json& size : at(described, "shape", json::value_t::array))
-                tensor.shape.push_back(size.get<std::int64_t>());
+            tensor.shape = shape_at(described);
             tensor.dtype = dtype_of_name(described.at("dtype").get<std::string>());
             for (const json& part : at(described, "parts", json::value_t::array)) {
                 tensor.parts.push_back(
@@ -260,11 +305,22 @@ Manifest manifest_of(const std::string& text, const std::string& path) {
     });
 }
 
+std::int64_t step_of(const fs::path& checkpoint) {
+    constexpr std::string_view prefix = "step_";
+    const std::string name = checkpoint.filename().string();
+    const std::string digits = name.starts_with(prefix) ? name.substr(prefix.size()) : "";
+    const bool all_digits =
+        !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
+    return all_digits ? std::stoll(digits) : -1;
+}
+
 Manifest read_manifest(const std::string& checkpoint) {
     const fs::path folder = checkpoint;
     std::error_code failure;
     if (!fs::is_directory(folder, failure))
-        throw Error(op, fmt::format("there is no checkpoint {}.", checkpoint));
+        throw Error(op, fmt::format("there is no checkpoint {}. Give the folder of one step, "
+                                    "step_00000010 for instance.",
+                                    checkpoint));
     const bool is_version_1 =
         !fs::exists(folder / manifest_file, failure) && fs::exists(folder / "DONE", failure);
     if (!is_version_1 && !fs::is_regular_file(folder / manifest_file, failure))
@@ -273,6 +329,11 @@ Manifest read_manifest(const std::string& checkpoint) {
                                 checkpoint, manifest_file));
     Manifest manifest = is_version_1 ? manifest_of_version_1(folder)
                                      : manifest_of(read_text(folder / manifest_file), folder / manifest_file);
+    const std::int64_t named = step_of(folder.has_filename() ? folder : folder.parent_path());
+    if (named >= 0 && named != manifest.state.step)
+        throw damaged(
+            folder / (is_version_1 ? "training.json" : manifest_file),
+            fmt::format("\"step\" is {}, and the folder is that of step {}.", manifest.state.step, named));
     check_sizes(manifest, folder);
     if (is_version_1) {
         describe_whole(manifest, folder, "model.safetensors", "");

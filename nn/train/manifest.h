@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -72,10 +73,13 @@ std::string to_json(const Manifest& manifest);
 Manifest manifest_of(const std::string& text, const std::string& path);
 
 /// The manifest of a checkpoint folder. Of version 1 (the files model.safetensors, optimizer.safetensors,
-/// training.json and DONE) one is made up. Throws Error that names what is missing or damaged, or lacks bytes; checksums
-/// are not looked at.
+/// training.json and DONE) one is made up. Throws Error that names what is missing or damaged, lacks bytes, or is of
+/// another step than the folder's name says; checksums are not looked at.
 Manifest read_manifest(const std::string& checkpoint);
 
 inline constexpr const char* manifest_file = "manifest.json";
+
+/// The step of a checkpoint folder by its name, 10 for step_00000010, or -1 for any other name.
+std::int64_t step_of(const std::filesystem::path& checkpoint);
 
 }  // namespace potluck

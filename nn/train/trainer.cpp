@@ -121,7 +121,9 @@ void Trainer::start(Run& run) {
     module_.train();
     module_.zero_grad();
     if (!options_.resume) return;
-    const ResumedCheckpoint resumed = load_latest_checkpoint(run.folder->checkpoints(), module_, optimizer_);
+    const ResumedCheckpoint resumed =
+        load_latest_checkpoint(run.folder->checkpoints(), module_, optimizer_,
+                               [&](const TrainingState& state) { loader_.check_state(state.loader); });
     for (const std::string& damaged : resumed.damaged) run.progress.say("passed over: " + damaged);
     const TrainingState& state = resumed.state;
     loader_.set_state(state.loader);

@@ -193,4 +193,85 @@ TEST_CASE("checkpoint: a folder that cannot be written gives one clear error") {
     test::write_file(folder / "file", "");
     check_error([&] { save_at(folder / "file/checkpoints", 1); }, {"[save_checkpoint]", "file/checkpoints"});
     check_error([&] { save_at(folder.path(), 1, -1); }, {"[save_checkpoint] keep is -1"});
+    check_error([&] { save_at("", 1); }, {"[save_checkpoint] the folder is empty", "Give"});
+}
+
+TEST_CASE("checkpoint: saving removes what was never finished, and nothing of others") {
+    const test::TemporaryFolder folder;
+    fs::create_directories(folder / "step_00000003.partial");
+    const std::vector<std::string> foreign = {"film.partial", "step_.partial", "step_3.partial",
+                                              "step_00000004.partial.partial", "my_step_00000004.partial"};
+    for (const std::string& name : foreign) test::write_file(folder / name, "mine");
+    fs::create_directories(folder / "folder.partial");
+    test::write_file(folder / "step_00000005.partial", "a file");
+    test::write_file(folder / "folder.partial/file", "mine");
+    fs::create_directory_symlink(folder / "folder.partial", folder / "step_00000006.partial");
+    save_at(folder.path(), 8);
+    CHECK_FALSE(fs::exists(folder / "step_00000003.partial"));
+    for (const std::string& name : foreign) CHECK(fs::exists(folder / name));
+    CHECK(fs::exists(folder / "folder.partial/file"));
+    CHECK(fs::exists(folder / "step_00000005.partial"));
+    CHECK(fs::exists(folder / "step_00000006.partial"));
+}
+
+TEST_CASE("checkpoint: one that does not fit is loaded in no part") {
+    const test::TemporaryFolder folder;
+    Net saved;
+    optim::AdamW adam(saved);
+    saved(ones({1, 3})).sum().backward();
+    adam.step();
+    manual_seed(1);
+    const std::string path =
+        save_checkpoint(folder.path(), saved, adam,
+                        {.step = 1, .loader = {0, 0, 0, 64}, .generators = generator_states(saved)});
+    manual_seed(2);
+    Net net;
+    nn::Linear other(3, 2);
+    const nn::StateDict before = nn::clone(net).state_dict();
+    const RandomKey generator = default_generator().state();
+    const auto check_unchanged = [&] {
+        for (const auto& [name, tensor] : before) CHECK(same(tensor, net.state_dict().at(name).detach()));
+        CHECK(default_generator().state().seed == generator.seed);
+        CHECK(default_generator().state().offset == generator.offset);
+    };
+    SUBCASE("the optimizer is another") {
+        optim::SGD sgd(net, {.learning_rate = 0.5, .momentum = 0.9});
+        check_error([&] { load_checkpoint(path, net, sgd); }, {path, "Missing", "Nothing was loaded"});
+        check_error([&] { load_latest_checkpoint(folder.path(), net, sgd); }, {path, "Nothing was loaded"});
+        check_unchanged();
+        CHECK(sgd.learning_rate() == 0.5);
+    }
+    SUBCASE("the module is another") {
+        optim::AdamW own(net, {.learning_rate = 0.5});
+        check_error([&] { load_checkpoint(path, other, own); }, {path, "Missing"});
+        CHECK(own.learning_rate() == 0.5);
+        CHECK(own.steps() == 0);
+        check_unchanged();
+    }
+    SUBCASE("the loader of a resumed run has other data") {
+        const std::string run = folder / "run";
+        fs::create_directories(run + "/checkpoints");
+        fs::rename(path, run + "/checkpoints/step_00000001");
+        optim::AdamW own(net, {.learning_rate = 0.5});
+        data::Loader loader(data::TensorDataset(ones({8, 3}), ones({8, 2})), {.batch = 4});
+        const data::LoaderState state = loader.state();
+        Trainer trainer(net, own, loader, {.steps = 2, .run_folder = run, .resume = true, .quiet = true});
+        check_error([&] { trainer.fit(); }, {"step_00000001", "64 items", "this one has 8"});
+        CHECK(own.learning_rate() == 0.5);
+        CHECK(loader.state() == state);
+        check_unchanged();
+    }
+}
+
+TEST_CASE("checkpoint: generators of devices that are not here are left out, the others set") {
+    const test::TemporaryFolder folder;
+    Net net;
+    optim::SGD optimizer(net);
+    const std::string path =
+        save_checkpoint(folder.path(), net, optimizer,
+                        {.step = 1, .generators = {{"cpu", {5, 8}}, {"cpu:9", {6, 8}}, {"cuda:77", {7, 8}}}});
+    manual_seed(1);
+    CHECK(load_checkpoint(path, net, optimizer).generators.size() == 3);
+    CHECK(default_generator().state().seed == 5);
+    CHECK(default_generator().state().offset == 8);
 }

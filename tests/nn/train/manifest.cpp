@@ -287,7 +287,31 @@ TEST_CASE("manifest: unknown fields are left alone, other versions and damage ar
     refused([](json& m) { m["tensors"]["up.weight"]["shape"] = {INT64_MAX, INT64_MAX}; }, {"no shape"});
     refused([](json& m) { m["tensors"]["up.weight"]["parts"][0]["end"] = 5; }, {"parts of up.weight"});
     refused([](json& m) { m["tensors"]["up.weight"]["parts"] = json::array(); }, {"parts of up.weight"});
+    refused([](json& m) { m["files"][0]["xxh3"] = ""; }, {"damaged", "xxh3", "16"});
+    refused([](json& m) { m["files"][0]["xxh3"] = "2d06800538d394cX"; }, {"damaged", "xxh3"});
+    refused([](json& m) { m["files"][0]["xxh3"] = 5; }, {"damaged", "xxh3"});
+    for (const json& size : {json(2.9), json("2"), json(true), json(nullptr)})
+        refused([&](json& m) { m["tensors"]["up.weight"]["shape"][0] = size; }, {"shape", "no integer"});
+    refused([](json& m) { m["tensors"]["up.weight"]["shape"] = {0, INT64_MAX, INT64_MAX}; }, {"no shape"});
+    refused([](json& m) { m["tensors"]["up.weight"]["parts"][0]["end"] = 5.5; }, {"damaged", "5.5"});
+    refused([](json& m) { m["step"] = 2; }, {"\"step\" is 2", "step 1"});
+    refused([](json& m) { m["loader"]["item"] = 1; }, {"item 1 of 0"});
+    refused([](json& m) { m["generators"] = {{"soup", m["generators"]["cpu"]}}; }, {"names no device"});
+    refused([](json& m) { m.erase("step"); },
+            {"[load_checkpoint] " + file + " is damaged: key 'step' not found. Use an older checkpoint."});
     // Texts that fit the rules, and not the files.
+    check_error(
+        [&] {
+            load_changed([](json& m) {
+                const std::int64_t half = std::int64_t{1} << 59;
+                m["tensors"]["up.weight"]["shape"] = {2 * half};
+                json& parts = m["tensors"]["up.weight"]["parts"];
+                parts.push_back(parts[0]);
+                parts[0]["end"] = parts[1]["begin"] = half;
+                parts[1]["end"] = 2 * half;
+            });
+        },
+        {"model-0.safetensors", "up.weight"});
     check_error([&] { load_changed([](json& m) { m["tensors"]["up.weight"]["dtype"] = "float64"; }); },
                 {"model-0.safetensors", "up.weight"});
     check_error([&] { load_changed([](json& m) { m["tensors"]["ghost"] = m["tensors"]["up.weight"]; }); },
@@ -300,6 +324,35 @@ TEST_CASE("manifest: unknown fields are left alone, other versions and damage ar
         Trained other(4);
         check_error([&] { load_checkpoint(path, other.net, *other.optimizer); },
                     {"manifest.json", "damaged"});
+    }
+}
+
+TEST_CASE("checkpoint: a manifest that is at odds with its files is damage, and the one before is taken") {
+    const test::TemporaryFolder folder;
+    Trained trained(3);
+    const std::string first = save_at(folder.path(), trained, 1);
+    const std::string second = save_at(folder.path(), trained, 2);
+    const std::string file = second + "/manifest.json";
+    const json good = json::parse(test::read_file(file));
+    const std::vector<std::function<void(json&)>> changes = {
+        [](json& m) { m["tensors"]["up.weight"]["dtype"] = "float64"; },
+        [](json& m) { m["tensors"]["up.weight"]["parts"][0]["file"] = "optimizer-0.safetensors"; },
+        [](json& m) {
+            m["tensors"]["ghost"] = m["tensors"]["up.weight"];
+            m["tensors"].erase("up.weight");
+        },
+        [](json& m) { m["step"] = 1; },
+    };
+    for (const auto& change : changes) {
+        json content = good;
+        change(content);
+        test::write_file(file, content.dump());
+        Trained other(4);
+        const ResumedCheckpoint resumed = load_latest_checkpoint(folder.path(), other.net, *other.optimizer);
+        CHECK(resumed.path == first);
+        REQUIRE(resumed.damaged.size() == 1);
+        CHECK(resumed.damaged[0].starts_with(second));
+        check_same(other, trained);
     }
 }
 
@@ -332,6 +385,12 @@ TEST_CASE("checkpoint: a folder of version 1, which ends with DONE, still loads"
     fs::remove(path + "/model.safetensors");
     check_error([&] { load_checkpoint(path, trained.net, *trained.optimizer); },
                 {"model.safetensors", "missing"});
+    const std::string done = test::read_file(path + "/DONE");
+    for (const char* name : {"../secret", "/etc/hostname", "model-0.safetensors"}) {
+        test::write_file(path + "/DONE", name + done.substr(done.find(' ')));
+        check_error([&] { load_checkpoint(path, trained.net, *trained.optimizer); },
+                    {"DONE", "damaged", name});
+    }
     test::write_file(path + "/DONE", "");
     check_error([&] { load_checkpoint(path, trained.net, *trained.optimizer); }, {"DONE", "damaged"});
     CHECK(latest_checkpoint(folder.path()).value().ends_with("8"));
