@@ -30,7 +30,7 @@ struct Registry {
     }
     void add(std::unique_ptr<DeviceEntry> entry) {
         place_of(entry->device)->store(entry.get(), std::memory_order_release);
-        entry.release();  // never destroyed: see DeviceEntry
+        (void)entry.release();  // never destroyed: see DeviceEntry
         ++count;
     }
 };

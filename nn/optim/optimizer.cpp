@@ -98,8 +98,8 @@ void Optimizer::add_slot(const ParameterSlice& parameter) {
         throw Error(
             kind_.op,
             fmt::format(
-                "parameter {} shows an element of its memory more than once (it is the result of expand() or "
-                "of overlapping windows). Give the tensor that it was made of.",
+                "parameter {} repeats elements of its memory (it is the result of expand() or of overlapping "
+                "windows). Give the tensor that it was made of.",
                 name));
     for (Slot& slot : slots_) {
         if (slot.name == name) throw Error(kind_.op, fmt::format("two parameters are called {}.", name));
@@ -210,15 +210,15 @@ void Optimizer::step() {
 void Optimizer::step(const UpdateControl& control) {
     const OpScope scope(kind_.op);
     const NoGrad guard;
-    if (!control.is_decided())
-        throw Error(kind_.op,
-                    "the control of the update has not decided yet. Call decide() before the step.");
     if (control.steps() != steps_)
         throw Error(kind_.op,
                     fmt::format("the control of the update counts {} updates and the optimizer {}. Make "
                                 "it with UpdateControl(device, optimizer.steps()), and call finish_step() "
                                 "after read().",
                                 control.steps(), steps_));
+    if (!control.is_decided())
+        throw Error(kind_.op,
+                    "the control of the update has not decided yet. Call decide() before the step.");
     for (const Slot& slot : slots_)
         if (slot.parameter.device() != control.device())
             throw Error(kind_.op, fmt::format("parameter {} lies on {} and the control of the update on {}.",
