@@ -90,13 +90,15 @@ __global__ void __launch_bounds__(fragment_threads, 2)
     // The steps go through the tiles of queries that see any of the keys, head by head.
     const std::int64_t first_step = rules.first_query_of(block_key) / queries * queries;
     struct Step {
-        std::int64_t head, query;
+        int head;
+        std::int64_t query;
     };
     const auto after = [&](Step step) {
         const bool is_last = step.query + queries >= rules.queries;
         return is_last ? Step{step.head + 1, first_step} : Step{step.head, step.query + queries};
     };
-    const std::int64_t last_head = first_step < rules.queries ? (kv_head + 1) * rules.group : 0;
+    const int first_head = static_cast<int>(kv_head * rules.group);
+    const int last_head = first_step < rules.queries ? first_head + static_cast<int>(rules.group) : 0;
     const auto load = [&](Step step, int stage) {
         load_tile<queries, Size>(arguments.q, arguments.q.head(place.batch, step.head), step.query,
                                  q_tiles + stage * queries * Shape::stride);
@@ -115,7 +117,7 @@ __global__ void __launch_bounds__(fragment_threads, 2)
     clear(dv);
     load_tile<Shape::owned, Size>(arguments.k, arguments.k.head(place.batch, kv_head), block_key, k_tile);
     load_tile<Shape::owned, Size>(arguments.v, arguments.v.head(place.batch, kv_head), block_key, v_tile);
-    Step step{kv_head * rules.group, first_step};
+    Step step{first_head, first_step};
     int stage = 0;
     if (step.head < last_head) load(step, stage);
     copy_async_commit();
@@ -160,10 +162,16 @@ __global__ void __launch_bounds__(fragment_threads, 2)
                         }
                 }
         }
-        const bool with_care = rules.hides_any(first_query, block_key, Shape::owned) &&
-                               __syncthreads_or(holds_non_finite<queries, Size>(q_tile) ||
-                                                holds_non_finite<queries, Size>(dy_tile)) != 0;
+        // What hides_any() says or more of it: causality hides nothing from queries so far behind the first.
+        const bool may_hide = General || (rules.causal && first_query < first_step + queries + Shape::owned);
+        const bool with_care = may_hide && __syncthreads_or(holds_non_finite<queries, Size>(q_tile) ||
+                                                            holds_non_finite<queries, Size>(dy_tile)) != 0;
         if (with_care) {
+            if (is_active) {
+                accumulate_non_finite<Size>(weights, dy_tile + first_column, dv);
+                accumulate_non_finite<Size>(gradients, q_tile + first_column, dk);
+            }
+            __syncthreads();
             clear_non_finite<queries, Size>(q_tile);
             clear_non_finite<queries, Size>(dy_tile);
             __syncthreads();
@@ -171,12 +179,6 @@ __global__ void __launch_bounds__(fragment_threads, 2)
         if (is_active) {
             accumulate_rows<Size>(weights, dy_tile + first_column, dv);
             accumulate_rows<Size>(gradients, q_tile + first_column, dk);
-            if (with_care) {
-                accumulate_non_finite(weights, arguments.dy, arguments.dy.head(place.batch, step.head),
-                                      first_query, first_column, dv);
-                accumulate_non_finite(gradients, arguments.q, arguments.q.head(place.batch, step.head),
-                                      first_query, first_column, dk);
-            }
         }
         __syncthreads();  // nobody needs the tile any more
         if (Shape::stages == 1) {
@@ -285,13 +287,12 @@ __global__ void __launch_bounds__(fragment_threads, 2)
         const bool with_care = rules.hides_any(block_query, first_key, keys) &&
                                __syncthreads_or(holds_non_finite<keys, Size>(k_tile)) != 0;
         if (with_care) {
+            if (is_active) accumulate_non_finite<Size>(gradients, k_tile, dq);
+            __syncthreads();
             clear_non_finite<keys, Size>(k_tile);
             __syncthreads();
         }
-        if (is_active) {
-            accumulate_rows<Size>(gradients, k_tile, dq);
-            if (with_care) accumulate_non_finite(gradients, arguments.k, k, first_key, 0, dq);
-        }
+        if (is_active) accumulate_rows<Size>(gradients, k_tile, dq);
         __syncthreads();  // nobody needs the tile any more
         if (Shape::stages == 1) {
             if (first_key + keys < seen) load(first_key + keys, stage);

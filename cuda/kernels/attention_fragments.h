@@ -40,6 +40,16 @@ __device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / warp
 __device__ inline int fragment_row(int e) { return lane_index() / 4 + e / 2 * 8; }
 __device__ inline int fragment_column(int e) { return lane_index() % 4 * 2 + e % 2; }
 
+/// The number of this thread, found anew wherever it is asked for: what a rare branch makes of it is not computed ahead and
+/// kept in registers through the loop around.
+__device__ inline int thread_found_anew() {
+    int thread = static_cast<int>(threadIdx.x);
+#if !POTLUCK_CUDA_EMULATED
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+#endif
+    return thread;
+}
+
 /// Starts to load rows [first, first + Rows) of x into a tile of Size columns; 0 outside x. The whole block takes part;
 /// rows that begin at multiples of 16 bytes are copied asynchronously, others element by element.
 template <int Rows, int Size, class T>
@@ -48,7 +58,7 @@ __device__ inline void load_tile(const AttentionOperand<T>& x, const T* head, st
     constexpr int packs = Size / pack;
     const T* from_row = head + first * x.row_stride;
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < Rows * packs; i += fragment_threads) {
+    for (int i = thread_found_anew(); i < Rows * packs; i += fragment_threads) {
         const int row = i / packs;
         const int column = i % packs * pack;
         T* to = tile + row * tile_stride(Size) + column;
@@ -166,14 +176,17 @@ __device__ inline void accumulate_rows(const Fragments<Rows, Depth>& weights, co
 }
 
 // A weight of 0 that takes no part (AttentionRules::hides_any) must add nothing, also where it meets infinity or NaN, which
-// the tensor cores would make NaN. So such numbers are taken out of the tile, and added apart where a weight is not 0.
+// the tensor cores would make NaN. So such numbers are added apart where a weight is not 0, and then taken out of the tile.
+// This is rare, and stands in the middle of what needs all registers: it works from the tile in shared memory, at constant
+// distances from one address, and goes row by row, so that the kernels need hardly any registers for it.
 
 /// Whether this thread's part of a tile holds a number that is not finite.
 template <int Rows, int Size, class T>
 __device__ inline bool holds_non_finite(const T* tile) {
     constexpr int pack = Pack<T>::size;
     bool found = false;
-    for (int i = static_cast<int>(threadIdx.x); i < Rows * Size / pack; i += fragment_threads) {
+#pragma unroll 1
+    for (int i = thread_found_anew(); i < Rows * Size / pack; i += fragment_threads) {
         const auto values = *reinterpret_cast<const Pack<T>*>(tile + i / (Size / pack) * tile_stride(Size) +
                                                               i % (Size / pack) * pack);
 #pragma unroll
@@ -185,47 +198,46 @@ __device__ inline bool holds_non_finite(const T* tile) {
 /// Makes the numbers of this thread's part of a tile that are not finite 0.
 template <int Rows, int Size, class T>
 __device__ inline void clear_non_finite(T* tile) {
-    for (int i = static_cast<int>(threadIdx.x); i < Rows * Size; i += fragment_threads) {
+#pragma unroll 1
+    for (int i = thread_found_anew(); i < Rows * Size; i += fragment_threads) {
         T& value = tile[i / Size * tile_stride(Size) + i % Size];
         if (!std::isfinite(to_compute(value))) value = T(0.0F);
     }
 }
 
-/// sums += weights (16 Rows, 8 Depth) times what clear_non_finite() has taken out of the tile with rows from first_row on of
-/// x, and columns from first_column on. Rare, so it reads x again.
-template <class T, int Rows, int Depth, int Columns>
-__device__ inline void accumulate_non_finite(const Fragments<Rows, Depth>& weights,
-                                             const AttentionOperand<T>& x, const T* head,
-                                             std::int64_t first_row, std::int64_t first_column,
+/// sums += weights (16 Rows, 8 Depth) times the numbers of b (8 Depth, 8 Columns), in a tile of Size columns in shared
+/// memory, that are not finite, where a weight is not 0. The loop over Depth is unrolled: a weight that an index finds would
+/// have to lie in memory.
+template <int Size, class T, int Rows, int Depth, int Columns>
+__device__ inline void accumulate_non_finite(const Fragments<Rows, Depth>& weights, const T* b,
                                              Fragments<Rows, Columns>& sums) {
+    const T* row = b + fragment_column(0);
+#pragma unroll
+    for (int d = 0; d < Depth; ++d) {
 #pragma unroll 1
-    for (int p = 0; p < 8 * Depth && first_row + p < x.rows; ++p) {
-        const T* row = head + (first_row + p) * x.row_stride;
-        // Column p of the weights lies in one lane of the four that share a row.
-        float weight[Rows][2];
+        for (int p = 0; p < 8; ++p, row += tile_stride(Size)) {
+            // Column p of the weights lies in one lane of the four that share a row.
+            float weight[Rows][2];
 #pragma unroll
-        for (int r = 0; r < Rows; ++r)
+            for (int r = 0; r < Rows; ++r)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float own = 0.0F;
+                for (int h = 0; h < 2; ++h) {
+                    const float own = p % 2 == 0 ? weights[r][d][2 * h] : weights[r][d][2 * h + 1];
+                    weight[r][h] = __shfl_sync(all_lanes, own, lane_index() / 4 * 4 + p / 2);
+                }
 #pragma unroll
-                for (int c = 0; c < Depth; ++c)
-                    if (c == p / 8) own = p % 2 == 0 ? weights[r][c][2 * h] : weights[r][c][2 * h + 1];
-                weight[r][h] = __shfl_sync(all_lanes, own, lane_index() / 4 * 4 + p % 8 / 2);
-            }
+            for (int c = 0; c < Columns; ++c)
 #pragma unroll
-        for (int c = 0; c < Columns; ++c)
+                for (int i = 0; i < 2; ++i) {
+                    const float value = to_compute(row[8 * c + i]);
+                    if (std::isfinite(value)) continue;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const std::int64_t column = first_column + 8 * c + fragment_column(i);
-                const float value = column < x.columns ? to_compute(row[column * x.column_stride]) : 0.0F;
-                if (std::isfinite(value)) continue;
+                    for (int r = 0; r < Rows; ++r)
 #pragma unroll
-                for (int r = 0; r < Rows; ++r)
-#pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        if (weight[r][h] != 0.0F) sums[r][c][2 * h + i] += weight[r][h] * value;
-            }
+                        for (int h = 0; h < 2; ++h)
+                            if (weight[r][h] != 0.0F) sums[r][c][2 * h + i] += weight[r][h] * value;
+                }
+        }
     }
 }
 

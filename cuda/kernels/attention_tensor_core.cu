@@ -18,7 +18,7 @@ struct ForwardShape {
     static constexpr int fragments = Size <= (General ? 32 : 128) ? 2 : 1;  // of 16 queries, in a warp
     static constexpr int warp_queries = 16 * fragments;
     static constexpr int queries = fragment_warps * warp_queries;
-    static constexpr int keys = Size <= 64 ? 64 : 32;
+    static constexpr int keys = Size <= (General ? 32 : 64) ? 64 : 32;
     static constexpr std::size_t shared_halves =
         std::size_t{queries + 2 * keys} * static_cast<std::size_t>(tile_stride(Size));
 };
@@ -113,58 +113,66 @@ __global__ void __launch_bounds__(fragment_threads)
         if (first_key + Shape::keys < seen)
             load_tile<Shape::keys, Size>(arguments.k, k, first_key + Shape::keys, k_tile);
         copy_async_commit();
-        const bool with_care = rules.hides_any(block_query, first_key, Shape::keys) &&
-                               __syncthreads_or(holds_non_finite<Shape::keys, Size>(v_tile)) != 0;
-        if (with_care) {
-            clear_non_finite<Shape::keys, Size>(v_tile);
-            __syncthreads();
-        }
-        if (!is_active) continue;
-
-        to_scores<General>(rules, place, first_query, first_key, scores);
+        // Where the tile may hide keys (hides_any() or more of it: causality hides none of those before the last that the
+        // first query sees) the block looks for numbers that are not finite, early or late as registers are fewer.
+        const auto finds_non_finite = [&] {
+            return __syncthreads_or(holds_non_finite<Shape::keys, Size>(v_tile)) != 0;
+        };
+        const bool may_hide = General || (rules.causal && first_key + Shape::keys + Shape::queries > seen);
+        const bool found_early = General && finds_non_finite();
+        if (is_active) {
+            to_scores<General>(rules, place, first_query, first_key, scores);
 #pragma unroll
-        for (int r = 0; r < rows; ++r)
+            for (int r = 0; r < rows; ++r)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float largest = softmax.largest[r][h];
-#pragma unroll
-                for (int c = 0; c < score_columns; ++c)
-#pragma unroll
-                    for (int e = 2 * h; e < 2 * h + 2; ++e)
-                        largest = fmaxf(largest, scores[r][c][e]);  // skips NaN, which shows up in the total
-                largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
-                const float shift = shift_of(largest);
-                const float correction =
-                    largest == softmax.largest[r][h] ? 1.0F : fast_exp2(softmax.largest[r][h] - shift);
-                softmax.largest[r][h] = largest;
-                float total = softmax.total[r][h] * correction;
-#pragma unroll
-                for (int c = 0; c < score_columns; ++c)
-#pragma unroll
-                    for (int e = 2 * h; e < 2 * h + 2; ++e) {
-                        float& weight = scores[r][c][e];
-                        weight = fast_exp2(weight - shift);
-                        total += weight;
-                    }
-                softmax.total[r][h] = total;
-#pragma unroll
-                for (int c = 0; c < value_columns; ++c)
-#pragma unroll
-                    for (int e = 2 * h; e < 2 * h + 2; ++e) output[r][c][e] *= correction;
-                if (General && rules.has_dropout) {
-                    const std::int64_t query = first_query + 16 * r + fragment_row(2 * h);
+                for (int h = 0; h < 2; ++h) {
+                    float largest = softmax.largest[r][h];
 #pragma unroll
                     for (int c = 0; c < score_columns; ++c)
 #pragma unroll
                         for (int e = 2 * h; e < 2 * h + 2; ++e)
-                            if (!rules.keeps(place.batch, place.head, query,
-                                             first_key + 8 * c + fragment_column(e)))
-                                scores[r][c][e] = 0.0F;
+                            largest =
+                                fmaxf(largest, scores[r][c][e]);  // skips NaN, which shows up in the total
+                    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
+                    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
+                    const float shift = shift_of(largest);
+                    const float correction =
+                        largest == softmax.largest[r][h] ? 1.0F : fast_exp2(softmax.largest[r][h] - shift);
+                    softmax.largest[r][h] = largest;
+                    float total = softmax.total[r][h] * correction;
+#pragma unroll
+                    for (int c = 0; c < score_columns; ++c)
+#pragma unroll
+                        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+                            float& weight = scores[r][c][e];
+                            weight = fast_exp2(weight - shift);
+                            total += weight;
+                        }
+                    softmax.total[r][h] = total;
+#pragma unroll
+                    for (int c = 0; c < value_columns; ++c)
+#pragma unroll
+                        for (int e = 2 * h; e < 2 * h + 2; ++e) output[r][c][e] *= correction;
+                    if (General && rules.has_dropout) {
+                        const std::int64_t query = first_query + 16 * r + fragment_row(2 * h);
+#pragma unroll
+                        for (int c = 0; c < score_columns; ++c)
+#pragma unroll
+                            for (int e = 2 * h; e < 2 * h + 2; ++e)
+                                if (!rules.keeps(place.batch, place.head, query,
+                                                 first_key + 8 * c + fragment_column(e)))
+                                    scores[r][c][e] = 0.0F;
+                    }
                 }
-            }
-        accumulate_rows<Size>(scores, v_tile, output);
-        if (with_care) accumulate_non_finite(scores, arguments.v, v, first_key, 0, output);
+        }
+        const bool with_care = General ? found_early : may_hide && finds_non_finite();
+        if (with_care) {
+            if (is_active) accumulate_non_finite<Size>(scores, v_tile, output);
+            __syncthreads();
+            clear_non_finite<Shape::keys, Size>(v_tile);
+            __syncthreads();
+        }
+        if (is_active) accumulate_rows<Size>(scores, v_tile, output);
     }
     copy_async_wait<0>();
 
