@@ -17,8 +17,8 @@ namespace potluck::nn {
 class Branch {
 public:
     Branch() = default;
-    template <std::copy_constructible M>
-    requires std::derived_from<M, Module> Branch(M module)
+    template <class M>
+    requires(std::derived_from<M, Module>&& std::copy_constructible<M>) Branch(M module)
         : module_(std::make_unique<M>(std::move(module))),
           copy_([](const Module& original) -> std::unique_ptr<Module> {
               return std::make_unique<M>(static_cast<const M&>(original));

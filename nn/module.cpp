@@ -156,6 +156,7 @@ Module& Module::operator=(const Module& other) {
     return *this;
 }
 
+// NOLINTNEXTLINE(performance-noexcept-move-constructor): it throws
 Module& Module::operator=(Module&& other) {
     check_assignment(other);
     training_ = other.training_;

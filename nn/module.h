@@ -85,6 +85,7 @@ public:
     Presence() = default;
     Presence(const Presence&) noexcept {}
     Presence(Presence&& other) noexcept { other.token_.reset(); }
+    // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): nothing is taken from the other
     Presence& operator=(const Presence&) noexcept { return *this; }
     Presence& operator=(Presence&& other) noexcept {
         other.token_.reset();
@@ -145,12 +146,15 @@ public:
     Module(Module&&) = default;
     /// Throws Error when the other is of another type: what a derived type adds would be lost. See Branch.
     Module& operator=(const Module& other);
-    Module& operator=(Module&& other);
+    Module& operator=(Module&& other);  // NOLINT(performance-noexcept-move-constructor): it throws
 
     /// Names the members. A module without any (an activation) need not override it.
     virtual void members(Members& m);
     /// Computes. Throws Error unless overridden.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"
     virtual Tensor forward(const Tensor& x);
+#pragma GCC diagnostic pop
     /// forward(x); an input on the CPU is first moved to where the module's parameters are, so that batches of a loader fit
     /// a model on a GPU.
     Tensor operator()(const Tensor& x) {
