@@ -44,23 +44,23 @@ const void* this_thread() {
 /// An op whose backward runs, in this thread: what it saved must not be freed by a walk within.
 class Running {
 public:
-    explicit Running(const Node& node) : node_(node), outer_(std::exchange(innermost_, this)) {}
-    ~Running() { innermost_ = outer_; }
+    explicit Running(const Node& node) : node_(node), outer_(std::exchange(innermost, this)) {}
+    ~Running() { innermost = outer_; }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
 
     static bool has(const Node& node) {
-        const Running* one = innermost_;
+        const Running* one = innermost;
         while (one != nullptr && &one->node_ != &node) one = one->outer_;
         return one != nullptr;
     }
 
 private:
-    static thread_local const Running* innermost_;
+    static thread_local const Running* innermost;
     const Node& node_;
     const Running* outer_;
 };
-thread_local const Running* Running::innermost_ = nullptr;
+thread_local const Running* Running::innermost = nullptr;
 
 /// Takes the gradient out of its node, which then has none, if `accepts` says so. Nobody else can see it from then on.
 template <class Accepts>
