@@ -3,9 +3,11 @@
 // Everything that a program needs: `#include <potluck.h>`.
 
 #include "autograd/anomaly.h"
+#include "autograd/autocast.h"
 #include "autograd/grad_mode.h"
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
+#include "autograd/recompute.h"
 #include "autograd/tape.h"
 #include "core/async_copy.h"
 #include "core/backend.h"
@@ -52,6 +54,8 @@
 #include "nn/train/clip.h"
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
+#include "nn/train/loss_scaler.h"
 #include "nn/train/one_device.h"
+#include "nn/train/precision.h"
 #include "nn/train/run_folder.h"
 #include "nn/train/trainer.h"

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "autograd/anomaly.h"
+#include "autograd/autocast.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/support.h"
@@ -105,6 +106,7 @@ public:
     void run(const Tensor& root, const Tensor& gradient) {
         const OpScope scope("backward");
         const GradMode mode(create_graph_);
+        const Autocast off(DType::f32);  // each op goes back in the dtypes in which it went forward
         if (!item_of(*root_).needed) return;
         seed(root, gradient);
         for (Item& item : items_)
@@ -114,6 +116,7 @@ public:
     void commit() {
         const OpScope scope("backward");
         const GradMode mode(create_graph_);
+        const Autocast off(DType::f32);
         // What can fail comes first, so that either all gradients appear or none.
         for (Item& item : items_)
             if (item.result.defined()) prepare_result(item);

@@ -133,6 +133,7 @@ void Tensor::set_elements(const Tensor& elements) const {
     } else {
         node()->dtype = dtype();
         node()->device = device();
+        storage()->mark_parameter();
         // A buffer for the gradient stays where it still fits.
         const Tensor& buffer = node()->gradient_buffer;
         const bool fits =

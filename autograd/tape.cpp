@@ -116,6 +116,7 @@ Tensor& Tensor::set_requires_grad(bool requires_grad) {
     leaf->shape = shape();
     leaf->dtype = dtype();
     leaf->device = device();
+    storage()->mark_parameter();
     set_node(std::move(leaf));
     return *this;
 }

@@ -30,6 +30,9 @@ public:
     /// False when the bytes are somebody else's (a mapped file, a user's array).
     bool owns_memory() const { return !release_; }
     bool is_pinned() const { return pinned_; }
+    /// Whether a leaf that collects gradients lies (or lay) here: what is made of it is worth keeping, since it is used again.
+    bool is_parameter() const { return is_parameter_.load(std::memory_order_relaxed); }
+    void mark_parameter() { is_parameter_.store(true, std::memory_order_relaxed); }
     /// The bytes are given to nobody else, or back to their owner, before this work has ended.
     void keep_until(std::shared_ptr<const PendingWork> work);
 
@@ -49,6 +52,7 @@ private:
     PendingWorks uses_;
     std::function<void()> release_;  // set when the bytes are somebody else's
     std::atomic<std::uint64_t> version_{0};
+    std::atomic<bool> is_parameter_{false};
 };
 
 }  // namespace potluck

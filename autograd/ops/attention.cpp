@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/autocast.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/dropout_numbers.h"
 #include "autograd/ops/elementwise.h"
@@ -177,11 +178,12 @@ void composed_backward(const Saved& saved, const Tensor& dy, Gradients& dx, cons
 
 }  // namespace
 
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+Tensor scaled_dot_product_attention(const Tensor& given_q, const Tensor& given_k, const Tensor& given_v,
                                     const Attention& options) {
     const char* name = "scaled_dot_product_attention";
     const OpScope scope(name);
-    const Sizes s = check(name, q, k, v, options);
+    const Sizes s = check(name, given_q, given_k, given_v, options);
+    const auto [q, k, v] = detail::autocast_operands(given_q, given_k, given_v);
     const DType dtype = promote(promote(q.dtype(), k.dtype()), v.dtype());
     const MaskNumbers numbers = take_numbers(q, s, options);
     const AttentionSpec kernel_options{options.causal, scale_of(options, s), options.dropout, numbers.key,

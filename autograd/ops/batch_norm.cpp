@@ -1,10 +1,12 @@
 #include "autograd/ops/batch_norm.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
 #include "autograd/ops/view.h"
+#include "autograd/recompute.h"
 #include "autograd/tape.h"
 #include "core/backend.h"
 #include "core/dtype_policy.h"
@@ -44,6 +46,8 @@ DType check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Ten
                                           x.size(1), pretty(tensor->shape())));
         if (tensor == &weight || tensor == &bias) dtype = promote(dtype, tensor->dtype());
     }
+    // Under Autocast f32 parameters do not widen what flows through.
+    if (dtype == DType::f32 && x.dtype() == Autocast::dtype()) dtype = x.dtype();
     if (running_mean.defined() != running_variance.defined())
         throw Error(name, fmt::format("running_{0} is given and running_{1} is not. Give both or none.",
                                       running_mean.defined() ? "mean" : "variance",
@@ -127,7 +131,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
         Tensor variance = Tensor::empty({x.size(1)}, statistics);
         rstd = Tensor::empty({x.size(1)}, statistics);
         backend(x.device()).batch_norm_statistics(values, mode.epsilon, mean_of_channels, variance, rstd);
-        if (running_mean.defined()) {
+        if (running_mean.defined() && !is_recomputing()) {
             const auto n = static_cast<double>(count);
             update(running_mean, mean_of_channels, mode.momentum, 1.0);
             update(running_variance, variance, mode.momentum, n / (n - 1.0));

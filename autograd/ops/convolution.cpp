@@ -1,5 +1,6 @@
 #include "autograd/ops/convolution.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
@@ -119,8 +120,9 @@ detail::WindowAxis axis_of(const char* what, const Tensor& x, const Tensor& weig
 }
 
 /// From checked operands of 4 axes. Other dtypes are converted on the tape.
-Tensor convolve_promoted(const char* name, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                         const Geometry& geometry) {
+Tensor convolve_promoted(const char* name, const Tensor& given_x, const Tensor& given_weight,
+                         const Tensor& given_bias, const Geometry& geometry) {
+    const auto [x, weight, bias] = detail::autocast_operands(given_x, given_weight, given_bias);
     DType dtype = promote(x.dtype(), weight.dtype());
     if (bias.defined()) dtype = promote(dtype, bias.dtype());
     return convolve(name, to(x, dtype), to(weight, dtype), bias.defined() ? to(bias, dtype) : bias, geometry);

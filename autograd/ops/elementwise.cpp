@@ -2,6 +2,7 @@
 
 #include <numbers>
 
+#include "autograd/autocast.h"
 #include "autograd/ops/chain.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
@@ -102,9 +103,10 @@ Tensor divide(const Tensor& a, const Tensor& b) {
                   });
 }
 
-Tensor power(const Tensor& a, const Tensor& b) {
+Tensor power(const Tensor& given_a, const Tensor& given_b) {
     const OpScope scope("power");
-    detail::require_pair("power", a, b);
+    detail::require_pair("power", given_a, given_b);
+    const Tensor a = detail::autocast_wide(given_a), b = detail::autocast_wide(given_b);
     const DType dtype = promote(a.dtype(), b.dtype());
     if (!is_floating(dtype) && b.count() > 0) {
         const auto smallest = min(cast(b, DType::i64)).item<std::int64_t>();
@@ -202,8 +204,9 @@ Tensor sign(const Tensor& x) {
                   [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, detail::zero_like(dy)); });
 }
 
-Tensor square(const Tensor& x) {
+Tensor square(const Tensor& given) {
     const OpScope scope("square");
+    const Tensor x = detail::autocast_wide(given);
     const Tensor y = compute("square", UnaryOp::square, x);
     return record("square", y, {x}, {x}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         if (is_grad_enabled()) return dx.add(0, dy * (2 * saved[0]));
@@ -223,9 +226,10 @@ Tensor sqrt(const Tensor& x) {
     });
 }
 
-Tensor rsqrt(const Tensor& x) {
+Tensor rsqrt(const Tensor& given) {
     const OpScope scope("rsqrt");
-    detail::require_defined("rsqrt", x, "the operand");
+    detail::require_defined("rsqrt", given, "the operand");
+    const Tensor x = detail::autocast_wide(given);
     const Tensor y = compute("rsqrt", UnaryOp::reciprocal_square_root, as_floating(x));
     return record("rsqrt", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor y = saved[0];
@@ -235,9 +239,10 @@ Tensor rsqrt(const Tensor& x) {
     });
 }
 
-Tensor reciprocal(const Tensor& x) {
+Tensor reciprocal(const Tensor& given) {
     const OpScope scope("reciprocal");
-    detail::require_defined("reciprocal", x, "the operand");
+    detail::require_defined("reciprocal", given, "the operand");
+    const Tensor x = detail::autocast_wide(given);
     const Tensor y = compute("reciprocal", UnaryOp::reciprocal, as_floating(x));
     return record("reciprocal", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         if (is_grad_enabled()) return dx.add(0, -(dy * square(saved[0])));
@@ -246,17 +251,19 @@ Tensor reciprocal(const Tensor& x) {
     });
 }
 
-Tensor exp(const Tensor& x) {
+Tensor exp(const Tensor& given) {
     const OpScope scope("exp");
-    detail::require_defined("exp", x, "the operand");
+    detail::require_defined("exp", given, "the operand");
+    const Tensor x = detail::autocast_wide(given);
     const Tensor y = compute("exp", UnaryOp::exponential, as_floating(x));
     return record("exp", y, {x}, {y},
                   [](const Saved& saved, const Tensor& dy, Gradients& dx) { dx.add(0, dy * saved[0]); });
 }
 
-Tensor log(const Tensor& x) {
+Tensor log(const Tensor& given) {
     const OpScope scope("log");
-    detail::require_defined("log", x, "the operand");
+    detail::require_defined("log", given, "the operand");
+    const Tensor x = detail::autocast_wide(given);
     const Tensor y = compute("log", UnaryOp::logarithm, as_floating(x));
     return record("log", y, {x}, {x},
                   [](const Saved& saved, const Tensor& dy, Gradients& dx) { dx.add(0, dy / saved[0]); });

@@ -1,6 +1,7 @@
 // Arithmetic of a tensor and a number. The kernel takes the number as it is, so that a tensor of a half type multiplied by
 // 1e-8 or 70000 is rounded once, when the product is known.
 
+#include "autograd/autocast.h"
 #include "autograd/ops/chain.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/support.h"
@@ -99,9 +100,10 @@ Tensor operator/(const Scalar& a, const Tensor& b) {
     });
 }
 
-Tensor power(const Tensor& a, const Scalar& b) {
+Tensor power(const Tensor& given, const Scalar& b) {
     const OpScope scope("power");
-    detail::require_defined("power", a, "the base");
+    detail::require_defined("power", given, "the base");
+    const Tensor a = detail::autocast_wide(given);
     const DType dtype = promote(a.dtype(), b);
     const double exponent = b.to_double();
     if (exponent == 2.0 && dtype == a.dtype()) return square(a);

@@ -1,5 +1,6 @@
 #include "autograd/ops/embedding.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops/index.h"
 #include "autograd/ops/support.h"
 #include "autograd/ops/view.h"
@@ -27,7 +28,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     const Tensor indices = detail::reshaped(detail::cast(ids, DType::i64), {ids.count()});
     Tensor rows = Tensor::empty({ids.count(), weight.size(1)}, {weight.dtype(), weight.device()});
     backend(weight.device()).embedding(weight, indices, rows);
-    const Tensor y = rows.alias(shape, contiguous_strides(shape), 0);
+    const Tensor y = autocast(rows.alias(shape, contiguous_strides(shape), 0));
     return record("embedding", y, {weight}, {indices},
                   [table = weight.shape()](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor ids = saved[0];

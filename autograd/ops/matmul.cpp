@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/autocast.h"
 #include "autograd/ops/activation.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
@@ -82,8 +83,9 @@ void require_fit(const Tensor& a, const Tensor& b) {
 }
 
 /// (.., m, k) x (.., k, n), both with two axes or more.
-Tensor matrix_product(const Tensor& a, const Tensor& b) {
-    detail::require_same_device("matmul", {a, b});
+Tensor matrix_product(const Tensor& given_a, const Tensor& given_b) {
+    detail::require_same_device("matmul", {given_a, given_b});
+    const auto [a, b] = detail::autocast_operands(given_a, given_b);
     const DType dtype = promote(a.dtype(), b.dtype());
     if (dtype == DType::boolean)
         throw Error("matmul", "bool tensors have no product. Convert one with .to(DType::f32).");
@@ -232,8 +234,9 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Tensor& given_x, const Tensor& given_weight, const Tensor& given_bias) {
     const OpScope scope("linear");
+    const auto [x, weight, bias] = detail::autocast_operands(given_x, given_weight, given_bias);
     const LinearOperands operands = linear_operands(x, weight, bias);
     Tensor y = operands.empty_result();
     if (bias.defined())
@@ -243,8 +246,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     return record_linear(x, weight, bias, operands.in_shape(y));
 }
 
-Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear_gelu(const Tensor& given_x, const Tensor& given_weight, const Tensor& given_bias) {
     const OpScope scope("linear");
+    const auto [x, weight, bias] = detail::autocast_operands(given_x, given_weight, given_bias);
     const LinearOperands operands = linear_operands(x, weight, bias);
     if (!bias.defined() || !is_floating(operands.rows.dtype()))
         return gelu(linear(x, weight, bias), GeluKind::tanh);

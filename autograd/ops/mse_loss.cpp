@@ -1,5 +1,6 @@
 #include "autograd/ops/mse_loss.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
@@ -18,7 +19,7 @@ Tensor mse_loss(const Tensor& prediction, const Tensor& target, Reduction reduct
             fmt::format("the prediction {} and the target {} differ in shape. Reshape one: broadcasting "
                         "would compare everything with everything.",
                         pretty(prediction.shape()), pretty(target.shape())));
-    const Tensor difference = prediction - target;
+    const Tensor difference = detail::autocast_wide(prediction) - detail::autocast_wide(target);
     const Tensor losses = square(detail::as_floating(difference));
     switch (reduction) {
         case Reduction::none:

@@ -1,5 +1,6 @@
 #include "autograd/ops/norm.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
@@ -38,7 +39,8 @@ DType check(const char* name, const Tensor& x, const Tensor& weight, const Tenso
                                           x.size(-1), pretty(parameter->shape())));
         dtype = promote(dtype, parameter->dtype());
     }
-    return dtype;
+    // Under Autocast f32 parameters do not widen what flows through.
+    return dtype == DType::f32 && x.dtype() == Autocast::dtype() ? x.dtype() : dtype;
 }
 
 Tensor empty_rows(const Tensor& rows, DType dtype) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/autocast.h"
 #include "autograd/ops/chain.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/elementwise.h"
@@ -85,8 +86,9 @@ Tensor stretched(const Tensor& dy, const ReduceLayout& layout, const Shape& shap
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
+Tensor sum(const Tensor& given, const Axes& axes, bool keep_axes) {
     const OpScope scope("sum");
+    const Tensor x = detail::autocast_wide(given);
     const ReduceLayout layout = layout_of("sum", x, axes);
     const DType dtype = sum_result(x.dtype());
     const Tensor y = compute(ReduceOp::sum, x, layout, dtype, keep_axes);
@@ -96,8 +98,9 @@ Tensor sum(const Tensor& x, const Axes& axes, bool keep_axes) {
                   });
 }
 
-Tensor mean(const Tensor& x, const Axes& axes, bool keep_axes) {
+Tensor mean(const Tensor& given, const Axes& axes, bool keep_axes) {
     const OpScope scope("mean");
+    const Tensor x = detail::autocast_wide(given);
     const ReduceLayout layout = layout_of("mean", x, axes);
     const DType dtype = floating_result(x.dtype());
     const Tensor y = compute(ReduceOp::mean, x, layout, dtype, keep_axes);
@@ -199,11 +202,12 @@ Tensor centred(const Tensor& given, const ReduceLayout& layout) {
 Tensor var(const Tensor& given, const Axes& axes, double correction, bool keep_axes) {
     const OpScope scope("var");
     detail::require_defined("var", given, "the operand");
+    const Tensor operand = detail::autocast_wide(given);
     require_correction("var", correction);
-    const ReduceLayout layout = layout_of("var", given, axes);
+    const ReduceLayout layout = layout_of("var", operand, axes);
     const Tensor y =
-        compute_variance(detail::as_floating(given), layout, correction, /*root=*/false, keep_axes);
-    return record("var", y, {given}, {given},
+        compute_variance(detail::as_floating(operand), layout, correction, /*root=*/false, keep_axes);
+    return record("var", y, {operand}, {operand},
                   [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0];
                       const double factor = 2.0 / (static_cast<double>(layout.merged) - correction);
@@ -214,11 +218,12 @@ Tensor var(const Tensor& given, const Axes& axes, double correction, bool keep_a
 Tensor stddev(const Tensor& given, const Axes& axes, double correction, bool keep_axes) {
     const OpScope scope("stddev");
     detail::require_defined("stddev", given, "the operand");
+    const Tensor operand = detail::autocast_wide(given);
     require_correction("stddev", correction);
-    const ReduceLayout layout = layout_of("stddev", given, axes);
+    const ReduceLayout layout = layout_of("stddev", operand, axes);
     const Tensor y =
-        compute_variance(detail::as_floating(given), layout, correction, /*root=*/true, keep_axes);
-    return record("stddev", y, {given}, {given, y},
+        compute_variance(detail::as_floating(operand), layout, correction, /*root=*/true, keep_axes);
+    return record("stddev", y, {operand}, {operand, y},
                   [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], y = saved[1];
                       // d y / d x = (x - mean) / ((n - correction) y), and 0 where all elements are the same
@@ -244,9 +249,10 @@ Tensor euclidean_norm(const Tensor& given, const Axes& axes, bool keep_axes) {
 
 }  // namespace
 
-Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
+Tensor norm(const Tensor& given, double p, const Axes& axes, bool keep_axes) {
     const OpScope scope("norm");
-    detail::require_defined("norm", x, "the operand");
+    detail::require_defined("norm", given, "the operand");
+    const Tensor x = detail::autocast_wide(given);
     const bool is_infinite = p == std::numeric_limits<double>::infinity();
     if (p == 1.0 || (is_infinite && x.count() == 0))  // nothing has no largest element, but norm 0
         return sum(abs(detail::as_floating(x)), axes, keep_axes);
@@ -258,17 +264,19 @@ Tensor norm(const Tensor& x, double p, const Axes& axes, bool keep_axes) {
 Tensor logsumexp(const Tensor& given, const Axes& axes, bool keep_axes) {
     const OpScope scope("logsumexp");
     detail::require_defined("logsumexp", given, "the operand");
-    const ReduceLayout layout = layout_of("logsumexp", given, axes);
-    const Tensor x = detail::as_floating(given);
+    const Tensor operand = detail::autocast_wide(given);
+    const ReduceLayout layout = layout_of("logsumexp", operand, axes);
+    const Tensor x = detail::as_floating(operand);
     const Tensor y = compute(ReduceOp::logsumexp, x, layout, x.dtype(), keep_axes);
-    return record(
-        "logsumexp", y, {given}, {given, y}, [layout](const Saved& saved, const Tensor& dy, Gradients& dx) {
-            const Tensor x = saved[0], y = saved[1];
-            // Where everything is -inf the weights are exp(-inf - 0) = 0 instead of exp(-inf + inf).
-            const Tensor empty = y == -std::numeric_limits<double>::infinity();
-            const Tensor safe = where(empty, 0, y);
-            dx.add(0, stretched(dy, layout, x.shape()) * exp(x - stretched(safe, layout, x.shape())));
-        });
+    return record("logsumexp", y, {operand}, {operand, y},
+                  [layout](const Saved& saved, const Tensor& dy, Gradients& dx) {
+                      const Tensor x = saved[0], y = saved[1];
+                      // Where everything is -inf the weights are exp(-inf - 0) = 0 instead of exp(-inf + inf).
+                      const Tensor empty = y == -std::numeric_limits<double>::infinity();
+                      const Tensor safe = where(empty, 0, y);
+                      dx.add(0,
+                             stretched(dy, layout, x.shape()) * exp(x - stretched(safe, layout, x.shape())));
+                  });
 }
 
 Tensor any(const Tensor& x, const Axes& axes, bool keep_axes) {

@@ -1,5 +1,6 @@
 #include "autograd/ops/softmax.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/ops/support.h"
@@ -15,7 +16,7 @@ namespace {
 
 /// Along the last axis.
 Tensor softmax_last(const char* name, bool logarithm, const Tensor& given) {
-    const Tensor x = detail::as_floating(given);
+    const Tensor x = detail::autocast_wide(detail::as_floating(given));
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
     backend(x.device()).softmax(x, logarithm, y);
     return record(name, y, {given}, {y}, [logarithm](const Saved& saved, const Tensor& dy, Gradients& dx) {

@@ -5,6 +5,7 @@
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/batch_norm.h"
+#include "autograd/recompute.h"
 #include "core/factories.h"
 #include "core/options.h"
 #include "nn/module.h"
@@ -57,7 +58,7 @@ public:
     Tensor forward(const Tensor& x) override {
         const Tensor y =
             batch_norm(x, weight, bias, running_mean, running_var, {is_training(), momentum, epsilon});
-        if (is_training()) {
+        if (is_training() && !is_recomputing()) {
             const NoGrad guard;
             num_batches_tracked.add_(ones({}, {DType::i64, num_batches_tracked.device()}));
         }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "autograd/autocast.h"
 #include "autograd/ops/activation.h"
 #include "autograd/ops/attention.h"
 #include "autograd/ops/elementwise.h"
@@ -100,7 +101,7 @@ GPT2::GPT2(const GPT2Config& config)
 Tensor GPT2::embed(const Tensor& ids, std::int64_t start) {
     check_ids("gpt2", ids, start, config_.context);
     const Tensor positions = transformer.wpe.weight.narrow(0, start, ids.size(1));  // (time, width)
-    return transformer.dropout(transformer.wte(ids) + positions);
+    return transformer.dropout(autocast(transformer.wte(ids) + positions));
 }
 
 double GPT2::flops_per_token(std::int64_t time) const {

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "data/loader.h"
 #include "nn/train/loss.h"
+#include "nn/train/loss_scaler.h"
 
 namespace potluck {
 
@@ -22,6 +24,7 @@ struct UpdateResult {
         applied,
         no_targets,  // none of the global batch counts
         not_finite,  // the loss or the gradient holds an infinity or NaN
+        overflow,    // the same, with a scaled loss: the next scale is smaller
     };
 
     Outcome outcome = Outcome::applied;
@@ -46,6 +49,10 @@ public:
     virtual UpdateResult update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) = 0;
     /// The loss over the batches of one evaluation pass, without gradients; the module is in evaluation mode meanwhile.
     virtual LossTotal evaluate(data::Loader& loader) = 0;
+    /// What a checkpoint has to keep of the loss scaler; none where the loss is not scaled.
+    virtual std::optional<LossScalerState> loss_scaler_state() const { return std::nullopt; }
+    /// Goes on from it; without a scaler it is left alone.
+    virtual void set_loss_scaler_state(const LossScalerState&) {}
     /// Whether anybody wants something: true on all devices when it is on one. Stopping is decided with it.
     virtual bool any(bool mine) { return mine; }
     /// Whether this process writes files and shows progress.

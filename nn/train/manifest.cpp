@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -113,6 +114,13 @@ TrainingState state_of(const json& content) {
         parse_device(device);  // throws for what is no device
         state.generators[device] = {count_at<std::uint64_t>(key, "seed"),
                                     count_at<std::uint64_t>(key, "offset")};
+    }
+    if (content.contains("loss_scaler")) {
+        const json& scaler = at(content, "loss_scaler", json::value_t::object);
+        state.loss_scaler = {scaler.at("scale").get<double>(), count_at(scaler, "good_updates"),
+                             count_at(scaler, "skipped_in_a_row")};
+        if (!(state.loss_scaler->scale > 0.0) || std::isinf(state.loss_scaler->scale))
+            throw Error(op, fmt::format("the loss scale is {}.", state.loss_scaler->scale));
     }
     return state;
 }
@@ -262,6 +270,10 @@ std::string to_json(const Manifest& manifest) {
                       {"epoch", state.loader.epoch},
                       {"item", state.loader.item},
                       {"size", state.loader.size}}}};
+    if (state.loss_scaler)
+        content["loss_scaler"] = {{"scale", state.loss_scaler->scale},
+                                  {"good_updates", state.loss_scaler->good_updates},
+                                  {"skipped_in_a_row", state.loss_scaler->skipped_in_a_row}};
     const auto cpu = state.generators.find(name_of(Device::cpu()));
     if (cpu != state.generators.end()) content["seed"] = cpu->second.seed;
     try {

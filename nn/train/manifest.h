@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "core/random.h"
 #include "core/tensor.h"
 #include "data/loader.h"
+#include "nn/train/loss_scaler.h"
 
 namespace potluck {
 
@@ -19,6 +21,7 @@ struct TrainingState {
     std::int64_t epochs = 0;  // epochs done
     data::LoaderState loader = {};
     std::map<std::string, RandomKey> generators = {};  // of the devices in use, by name
+    std::optional<LossScalerState> loss_scaler = {};   // where the loss is scaled
 };
 
 /// What a checkpoint consists of: the content of its manifest.json.
@@ -62,7 +65,8 @@ struct Manifest {
 ///                  "parts": [{"file": "model-0.safetensors", "begin": 0, "end": 1769472}]}},
 ///      "tied": {"lm_head.weight": "transformer.wte.weight"},
 ///      "seed": 42, "generators": {"cpu": {"seed": 42, "offset": 256}},
-///      "loader": {"seed": 0, "epoch": 3, "item": 0, "size": 4096}}
+///      "loader": {"seed": 0, "epoch": 3, "item": 0, "size": 4096},
+///      "loss_scaler": {"scale": 65536.0, "good_updates": 7, "skipped_in_a_row": 0}}
 ///
 /// begin and end count elements of the whole tensor in row-major order. A part that is the whole tensor has its shape in
 /// the file, others are flat. `seed` is that of the CPU's generator, for the reader.

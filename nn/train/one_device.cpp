@@ -5,8 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "autograd/autocast.h"
 #include "autograd/grad_mode.h"
 #include "autograd/tape.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/random_scope.h"
@@ -82,8 +84,13 @@ private:
     GeneratorStates generators_{module_};
 };
 
-OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss)
-    : module_(module), optimizer_(optimizer), loss_(loss ? std::move(loss) : LossFunction(module)) {
+OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss,
+                     OneDeviceOptions options)
+    : module_(module),
+      optimizer_(optimizer),
+      loss_(loss ? std::move(loss) : LossFunction(module)),
+      compute_dtype_(dtype_of(options.precision)) {
+    if (options.precision == Precision::f16) scaler_.emplace(options.loss_scaler);
     if (module_.parameters().empty())
         throw Error("trainer", "the module has no parameters. Name them in members().");
     module_.assign_random_sites();
@@ -120,9 +127,10 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
     try {
         set_gradient_buffers();
         std::vector<Tensor> losses;
-        const std::int64_t targets = add_gradients(micro_batches, request, losses);
+        const double loss_scale = scaler_ ? scaler_->begin_update() : 1.0;
+        const std::int64_t targets = add_gradients(micro_batches, request, loss_scale, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
-        if (targets > 0) result = step(request, targets, losses);
+        if (targets > 0) result = step(request, targets, loss_scale, losses);
         if (result.outcome != UpdateResult::Outcome::applied) buffers.restore();
         drop_gradients();
         return result;
@@ -136,9 +144,11 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
 /// Adds up the gradient of the sum of all losses. Returns how many targets count, and in `losses` the sum over those of
 /// each micro-batch. One without any is left out: its mean would be 0 / 0.
 std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
-                                      const UpdateRequest& request, std::vector<Tensor>& losses) {
+                                      const UpdateRequest& request, double loss_scale,
+                                      std::vector<Tensor>& losses) {
     const Device device = module_.parameters().front().device();
     const RandomUpdateScope random_update(request.number);
+    const Autocast precision(compute_dtype_);
     std::int64_t targets = 0, items = 0;  // so far
     for (const data::Batch& batch : micro_batches) {
         const std::int64_t first = items + batch.share.first;
@@ -149,18 +159,20 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
         const RandomItemsScope random_items(first, batch.inputs.size(0));
         const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
         if (!std::exchange(looked_for_forgotten_, true)) warn_of_forgotten_leaves(loss.sum, module_);
-        backward(loss.sum);
+        backward(loss.sum, {.gradient = full(loss.sum.shape(), loss_scale,
+                                             {accumulation_dtype(loss.sum.dtype()), device})});
         targets += loss.count;
         losses.push_back(loss.sum.detach());
     }
     return targets;
 }
 
-UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
+UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets, double loss_scale,
                              std::span<const Tensor> losses) {
     UpdateControl& numbers = control();
     numbers.write({.learning_rate = request.learning_rate,
                    .targets = static_cast<double>(targets),
+                   .loss_scale = loss_scale,
                    .max_norm = request.max_norm});
     for (const Tensor& loss : losses) numbers.add_loss(loss);
     numbers.measure(optimizer_.gradients());
@@ -179,7 +191,10 @@ UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
     UpdateResult result{.loss = came.loss_sum / static_cast<double>(targets),
                         .gradient_norm = came.gradient_norm,
                         .targets = targets};
-    if (came.skip != 0.0) {
+    if (scaler_) scaler_->end_update(came.skip == 0.0);
+    if (came.skip != 0.0 && scaler_) {
+        result.outcome = UpdateResult::Outcome::overflow;
+    } else if (came.skip != 0.0) {
         result.outcome = UpdateResult::Outcome::not_finite;
         result.culprit = first_non_finite_gradient(module_);
     }
@@ -191,8 +206,17 @@ void OneDevice::drop_gradients() {
     module_.zero_grad();  // the optimizer may have only a part of it
 }
 
+std::optional<LossScalerState> OneDevice::loss_scaler_state() const {
+    return scaler_ ? std::optional(scaler_->state()) : std::nullopt;
+}
+
+void OneDevice::set_loss_scaler_state(const LossScalerState& state) {
+    if (scaler_) scaler_->set_state(state);
+}
+
 LossTotal OneDevice::evaluate(data::Loader& loader) {
     const NoGrad guard;
+    const Autocast precision(compute_dtype_);
     const nn::EvalMode evaluating(module_);
     const GeneratorStates generators(module_);  // what a validation draws changes no training
     const Device device = module_.parameters().front().device();

@@ -10,21 +10,30 @@
 #include "nn/optim/optimizer.h"
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
+#include "nn/train/loss_scaler.h"
+#include "nn/train/precision.h"
 
 namespace potluck {
+
+struct OneDeviceOptions {
+    Precision precision = Precision::f32;
+    LossScalerOptions loss_scaler = {};  // with Precision::f16
+};
 
 /// An update on the one device that the module is on: the micro-batches go through forward and backward one after the
 /// other, then the optimizer takes its step.
 ///
 /// The host waits for the device once an update, at its end: the scale of the gradients, clipping and whether the update
 /// is to be skipped are decided on the device. Gradients of f16 and bf16 parameters are added up in f32 (4 bytes a
-/// parameter more), so that any number of micro-batches gives the sum of one large batch. The first update warns of
+/// parameter more), so that any number of micro-batches gives the sum of one large batch. In f16 the loss is scaled, and an
+/// update whose gradients overflow has the outcome `overflow`. The first update warns of
 /// tensors that collect gradients and belong to no member of the module.
 class OneDevice final : public Execution {
 public:
     /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it. Throws Error for a module
     /// without parameters.
-    OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss = {});
+    OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss = {},
+              OneDeviceOptions options = {});
     /// Gradients are then added up in the parameters' dtypes again.
     ~OneDevice() override;
     OneDevice(const OneDevice&) = delete;
@@ -32,6 +41,8 @@ public:
 
     UpdateResult update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) override;
     LossTotal evaluate(data::Loader& loader) override;
+    std::optional<LossScalerState> loss_scaler_state() const override;
+    void set_loss_scaler_state(const LossScalerState& state) override;
 
 private:
     class SavedBuffers;
@@ -39,13 +50,16 @@ private:
     UpdateControl& control();
     void set_gradient_buffers();
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
-                               std::vector<Tensor>& losses);
-    UpdateResult step(const UpdateRequest& request, std::int64_t targets, std::span<const Tensor> losses);
+                               double loss_scale, std::vector<Tensor>& losses);
+    UpdateResult step(const UpdateRequest& request, std::int64_t targets, double loss_scale,
+                      std::span<const Tensor> losses);
     void drop_gradients();
 
     nn::Module& module_;
     optim::Optimizer& optimizer_;
     LossFunction loss_;
+    DType compute_dtype_;  // what forward and backward compute in
+    std::optional<LossScaler> scaler_;
     std::optional<UpdateControl> control_;
     bool looked_for_forgotten_ = false;
     std::vector<Tensor> buffered_;  // parameters whose gradients have a buffer in f32

@@ -47,7 +47,8 @@ public:
     double seconds = 0.0;                               // that these took
     Clock::time_point started = Clock::now();           // the current update
     bool said_no_targets = false, said_no_validation = false;
-    std::string why_passed_over;  // the last update that was
+    std::string why_passed_over;        // the last update that was
+    bool gradients_overflowed = false;  // since the epoch began
     std::int64_t saved_step = -1;
     std::string checkpoint;
 };
@@ -61,7 +62,13 @@ Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& 
       execution_(std::move(execution)) {
     check_options();
     if (execution_ == nullptr) {
-        execution_ = std::make_unique<OneDevice>(module_, optimizer_, std::exchange(options_.loss, {}));
+        execution_ = std::make_unique<OneDevice>(
+            module_, optimizer_, std::exchange(options_.loss, {}),
+            OneDeviceOptions{.precision = options_.precision, .loss_scaler = options_.loss_scaler});
+    } else if (options_.precision != Precision::f32) {
+        throw Error(
+            "trainer",
+            "an execution was given and so was options.precision. Give the precision to the execution.");
     } else if (options_.loss) {
         throw Error("trainer",
                     "an execution was given and so was options.loss. Give the loss to the execution.");
@@ -127,6 +134,7 @@ void Trainer::start(Run& run) {
     for (const std::string& damaged : resumed.damaged) run.progress.say("passed over: " + damaged);
     const TrainingState& state = resumed.state;
     loader_.set_state(state.loader);
+    if (state.loss_scaler) execution_->set_loss_scaler_state(*state.loss_scaler);
     step_ = run.saved_step = state.step;
     epochs_ = state.epochs;
     run.checkpoint = resumed.path;
@@ -140,6 +148,7 @@ void Trainer::start(Run& run) {
 void Trainer::run_epoch(Run& run) {
     const std::int64_t steps_before = step_;
     const bool whole = loader_.state().item == 0;
+    run.gradients_overflowed = false;
     std::vector<data::Batch> micro_batches;
     for (data::Batch& batch : loader_) {
         micro_batches.push_back(std::move(batch));
@@ -149,7 +158,8 @@ void Trainer::run_epoch(Run& run) {
         update(run, std::exchange(micro_batches, {}), ends_epoch);
         if (stopped_ || (options_.steps > 0 && step_ >= options_.steps)) return;
     }
-    if (whole && options_.steps > 0 && step_ == steps_before) {
+    // A loss scale that is still being lowered is no reason to give up; the scaler has its own.
+    if (whole && options_.steps > 0 && step_ == steps_before && !run.gradients_overflowed) {
         throw Error("trainer",
                     fmt::format("epoch {} brought no update, since {}, so {} steps would never be reached.",
                                 epochs_ - 1, run.why_passed_over, options_.steps));
@@ -203,6 +213,14 @@ bool Trainer::is_applied(Run& run, const UpdateResult& result) {
         }
         return false;
     }
+    if (result.outcome == Outcome::overflow) {
+        run.gradients_overflowed = true;
+        run.progress.say(
+            fmt::format("after step {} a gradient overflowed: its batches are passed over, and the loss "
+                        "scale is {} now",
+                        step_, execution_->loss_scaler_state().value_or(LossScalerState{}).scale));
+        return false;
+    }
     const std::string what = std::isfinite(result.loss)
                                  ? fmt::format("the gradient is {} at step {}, first in {}",
                                                result.gradient_norm, step_ + 1, result.culprit)
@@ -228,7 +246,8 @@ std::optional<double> Trainer::validate(Run& run) {
 
 void Trainer::save_state(Run& run) {
     if (run.saved_step == step_) return;
-    const TrainingState state{step_, epochs_, loader_.state(), generator_states(module_)};
+    const TrainingState state{step_, epochs_, loader_.state(), generator_states(module_),
+                              execution_->loss_scaler_state()};
     run.checkpoint =
         save_checkpoint(run.folder->checkpoints(), module_, optimizer_, state, options_.keep_checkpoints);
     run.saved_step = step_;

@@ -16,6 +16,8 @@
 #include "nn/optim/schedule.h"
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
+#include "nn/train/loss_scaler.h"
+#include "nn/train/precision.h"
 #include "nn/train/run_folder.h"
 
 namespace potluck {
@@ -46,6 +48,10 @@ struct TrainerOptions {
     /// The loss: a function of (inputs, targets) that returns the mean over the targets that count, or a LossSum; none:
     /// the module's own loss(). See count_targets() for which targets count.
     LossFunction loss = {};
+    /// What forward and backward compute in; parameters and optimizer state keep their dtypes. In f16 the loss is scaled by
+    /// a LossScaler with these options, and updates whose gradients overflow are passed over.
+    Precision precision = Precision::f32;
+    LossScalerOptions loss_scaler = {};
     /// What a loss or gradient with an infinity or NaN does: it ends the run with an Error, or its batches are passed over.
     NonFinite on_non_finite = NonFinite::error;
     /// Asked after each update: true saves a checkpoint and ends the run. A signal handler's flag belongs here.
@@ -69,7 +75,8 @@ public:
     /// Trains on the module's device. Keeps references: module, optimizer and loaders must outlive it. Throws Error for
     /// options out of range.
     Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options);
-    /// The same by another way of computing an update; options.loss belongs to `execution` then and must be empty.
+    /// The same by another way of computing an update; options.loss and options.precision belong to `execution` then and
+    /// must be left alone.
     Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options,
             std::unique_ptr<Execution> execution);
     template <std::size_t N>

@@ -1,0 +1,174 @@
+#include "autograd/recompute.h"
+
+#include <any>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "autograd/anomaly.h"
+#include "autograd/autocast.h"
+#include "autograd/ops/support.h"
+#include "autograd/tape.h"
+#include "core/format.h"
+#include "core/op_scope.h"
+#include "core/random.h"
+#include "core/random_scope.h"
+
+namespace potluck {
+
+namespace {
+
+using Region = std::function<Tensor(const std::vector<Tensor>&)>;
+
+thread_local bool recomputing = false;
+
+class RecomputingScope {
+public:
+    RecomputingScope() : outer_(std::exchange(recomputing, true)) {}
+    ~RecomputingScope() { recomputing = outer_; }
+    RecomputingScope(const RecomputingScope&) = delete;
+    RecomputingScope& operator=(const RecomputingScope&) = delete;
+
+private:
+    bool outer_;
+};
+
+/// The default generators of some devices, as they were.
+class Generators {
+public:
+    explicit Generators(const std::vector<Tensor>& inputs) {
+        add(Device::cpu());
+        for (const Tensor& input : inputs)
+            if (input.defined()) add(input.device());
+    }
+    void restore() const {
+        for (const auto& [device, key] : keys_) default_generator(device).set_state(key);
+    }
+    /// The same generators as they are now.
+    Generators now() const {
+        Generators current = *this;
+        for (auto& [device, key] : current.keys_) key = default_generator(device).state();
+        return current;
+    }
+
+private:
+    void add(Device device) {
+        for (const auto& entry : keys_)
+            if (entry.first == device) return;
+        keys_.emplace_back(device, default_generator(device).state());
+    }
+
+    std::vector<std::pair<Device, RandomKey>> keys_;
+};
+
+/// Thrown through the region when it has made all that backward needs. No std::exception, which a region may catch.
+struct Enough {};
+
+/// One call of a region: what it needs to run again, and what that brought.
+class Call {
+public:
+    Call(Region region, const std::vector<Tensor>& inputs) : region_(std::move(region)), generators_(inputs) {
+        place_.name = "recompute";
+        inputs_ = Saved(place_, {}, inputs);
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    /// The place of the next tensor that an op of the region keeps.
+    std::size_t next_place() { return places_++; }
+    Tensor take(std::size_t place) {
+        if (place >= made_.size() || !made_[place].defined()) run_again();
+        return std::exchange(made_[place], Tensor());
+    }
+
+private:
+    void run_again() {
+        const OpScope scope("recompute");
+        std::vector<Tensor> inputs;
+        for (std::size_t i = 0; i < inputs_.size(); ++i) inputs.push_back(inputs_[i]);
+        const GradMode recording(true);
+        const Autocast precision(precision_);
+        const AnomalyCheck no_check(false);  // the first time was checked
+        const RandomContextScope random(random_);
+        const RecomputingScope again;
+        const Generators now = generators_.now();
+        generators_.restore();
+
+        made_.assign(places_, Tensor());
+        std::size_t next = 0;
+        const auto keep = [&](const Tensor& x) {
+            if (x.storage()->is_parameter()) return std::any();
+            if (next < places_) made_[next] = x.detach();
+            if (++next == places_) throw Enough();
+            return std::any();
+        };
+        try {
+            const SavedTensorHooks hooks(keep, [](const std::any&) { return Tensor(); });
+            (void)region_(inputs);
+        } catch (const Enough&) {
+        } catch (...) {
+            now.restore();
+            throw;
+        }
+        now.restore();
+        if (next != places_)
+            throw Error("recompute",
+                        fmt::format("the region kept {} tensors for backward when it was computed first, and "
+                                    "{} the second time. It must do the same both times.",
+                                    places_, next));
+    }
+
+    Region region_;
+    Node place_;  // names the region in errors
+    Saved inputs_;
+    Generators generators_;
+    RandomContext random_ = RandomContext::current();
+    DType precision_ = Autocast::dtype();
+    std::size_t places_ = 0;
+    std::vector<Tensor> made_;
+};
+
+/// Stands for a tensor that an op of the region keeps.
+struct Place {
+    std::shared_ptr<Call> call;
+    std::size_t index;
+};
+
+}  // namespace
+
+bool is_recomputing() noexcept { return recomputing; }
+
+Tensor recompute(Region region, const std::vector<Tensor>& inputs) {
+    if (!region) throw Error("recompute", "the region is empty. Give a function of the inputs.");
+    if (!is_grad_enabled()) return region(inputs);
+    const auto call = std::make_shared<Call>(region, inputs);
+    const auto pack = [call](const Tensor& x) {
+        if (x.storage()->is_parameter()) return std::any(x);
+        return std::any(Place{call, call->next_place()});
+    };
+    const auto unpack = [](const std::any& packed) {
+        if (const auto* x = std::any_cast<Tensor>(&packed)) return *x;
+        const auto& place = std::any_cast<const Place&>(packed);
+        return place.call->take(place.index);
+    };
+    Tensor y;
+    {
+        const SavedTensorHooks hooks(pack, unpack);
+        y = region(inputs);
+    }
+    if (!y.defined() || y.node() == nullptr) return y;
+    // The region's end shows on the tape.
+    return record("recompute", y.detach(), {y}, {},
+                  [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, dy); });
+}
+
+Tensor recompute(std::function<Tensor(const Tensor&)> region, const Tensor& input) {
+    if (!region) throw Error("recompute", "the region is empty. Give a function of the input.");
+    return recompute(
+        [region = std::move(region)](const std::vector<Tensor>& inputs) { return region(inputs[0]); },
+        {input});
+}
+
+}  // namespace potluck
