@@ -6,6 +6,7 @@
 #include "autograd/autocast.h"
 #include "autograd/grad_mode.h"
 #include "autograd/gradcheck.h"
+#include "autograd/offload.h"
 #include "autograd/ops.h"
 #include "autograd/recompute.h"
 #include "autograd/tape.h"
