@@ -370,10 +370,9 @@ void convert_tensors(const Module& module,
         if (one.elements.is_same(before)) continue;
         if (const Tensor gradient = tied.tensor.grad(); gradient.defined()) {
             // An f32 gradient of a half type is not rounded on its way to another, nor in a buffer that stays.
-            const bool stays =
-                gradient.dtype() == DType::f32 && potluck::detail::is_half(one.elements.dtype()) &&
-                gradient.device() == one.elements.device() &&
-                (potluck::detail::is_half(before.dtype()) || tied.tensor.node()->gradient_buffer.defined());
+            const bool stays = gradient.dtype() == DType::f32 && is_half(one.elements.dtype()) &&
+                               gradient.device() == one.elements.device() &&
+                               (is_half(before.dtype()) || tied.tensor.node()->gradient_buffer.defined());
             one.gradient = stays ? gradient.detach() : convert(gradient.detach(), tied.kind);
         }
         all.push_back(std::move(one));

@@ -108,8 +108,9 @@ UpdateControl& OneDevice::control() {
 
 void OneDevice::set_gradient_buffers() {
     for (const Tensor& parameter : module_.parameters()) {
-        const bool is_half = parameter.dtype() == DType::f16 || parameter.dtype() == DType::bf16;
-        if (!is_half || !parameter.requires_grad() || parameter.node()->gradient_buffer.defined()) continue;
+        if (!is_half(parameter.dtype()) || !parameter.requires_grad() ||
+            parameter.node()->gradient_buffer.defined())
+            continue;
         set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
         buffered_.push_back(parameter);
     }
