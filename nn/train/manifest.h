@@ -18,7 +18,7 @@ struct TrainingState {
     std::int64_t step = 0;    // updates done
     std::int64_t epochs = 0;  // epochs done
     data::LoaderState loader = {};
-    std::map<std::string, RandomKey> generators = {};  // of the devices in use, by name
+    GeneratorStates generators = {};  // of the devices in use
 };
 
 /// What a checkpoint consists of: the content of its manifest.json.
