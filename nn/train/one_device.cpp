@@ -1,7 +1,7 @@
 #include "nn/train/one_device.h"
 
+#include <algorithm>
 #include <cstdio>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -9,10 +9,11 @@
 #include "autograd/tape.h"
 #include "core/factories.h"
 #include "core/format.h"
+#include "core/random.h"
 #include "core/random_scope.h"
 #include "nn/forgotten_leaves.h"
-#include "nn/train/checkpoint.h"
 #include "nn/train/clip.h"
+#include "nn/walk.h"
 
 namespace potluck {
 namespace {
@@ -32,19 +33,6 @@ void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
     }
 }
 
-/// The default generators of the CPU and of a module's device, as they are now.
-class GeneratorStates {
-public:
-    explicit GeneratorStates(const nn::Module& module) : states_(generator_states(module)) {}
-
-    void restore() const {
-        for (const auto& [device, state] : states_) default_generator(parse_device(device)).set_state(state);
-    }
-
-private:
-    std::map<std::string, RandomKey> states_;
-};
-
 /// Items of the loader's batch that `batch` is a share of; one that no loader made is whole.
 std::int64_t items_of(const data::Batch& batch) {
     return batch.global_count == 0 && batch.inputs.defined() ? batch.inputs.size(0) : batch.global_count;
@@ -53,33 +41,49 @@ std::int64_t items_of(const data::Batch& batch) {
 }  // namespace
 
 /// What an update may change besides what the optimizer does, as it was before: the module's buffers (running statistics) and
-/// the default generators.
-class OneDevice::SavedBuffers {
+/// the default generators. Tables that can be computed again (unsaved buffers) hardly ever change, so their copies are kept
+/// from update to update as long as nobody writes to them.
+class OneDevice::StateBefore {
 public:
-    explicit SavedBuffers(nn::Module& module) : module_(module) {
+    StateBefore(nn::Module& module, std::span<const Tensor> parameters, std::vector<BufferCopy>& kept)
+        : module_(module), generators_(generator_states(parameters)) {
         const NoGrad guard;
-        for (const auto& [name, buffer] : module.named_buffers()) saved_.push_back({buffer, buffer.clone()});
+        nn::walk(module, [&](const nn::Member& member, const std::string&, std::size_t) {
+            if (member.kind != nn::Member::Kind::buffer && member.kind != nn::Member::Kind::unsaved_buffer)
+                return;
+            const Tensor& buffer = *member.tensor;
+            const auto is_this = [&](const BufferCopy& copy) { return copy.buffer.is_same(buffer); };
+            if (std::any_of(copies_.begin(), copies_.end(), is_this)) return;
+            const auto before = std::find_if(kept.begin(), kept.end(), is_this);
+            if (before != kept.end() && !before->is_saved && !before->was_written()) {
+                copies_.push_back(*before);
+                return;
+            }
+            copies_.push_back({.buffer = buffer,
+                               .values = buffer.clone(),
+                               .version = buffer.storage()->version(),
+                               .is_saved = member.kind == nn::Member::Kind::buffer});
+        });
+        kept = copies_;
     }
 
     void restore() {
         const NoGrad guard;
-        for (const auto& [buffer, values] : saved_) buffer.copy_(values);
-        generators_.restore();
+        for (const BufferCopy& copy : copies_)
+            if (copy.is_saved || copy.was_written()) copy.buffer.copy_(copy.values);
+        set_generator_states(generators_);
         // A module may also have put another tensor in the place of its buffer.
         std::size_t next = 0;
         module_.replace_tensors([&](const Tensor& tensor, nn::Member::Kind kind) {
-            return kind != nn::Member::Kind::parameter && next < saved_.size() ? saved_[next++].buffer
-                                                                               : tensor;
+            return kind != nn::Member::Kind::parameter && next < copies_.size() ? copies_[next++].buffer
+                                                                                : tensor;
         });
     }
 
 private:
-    struct Saved {
-        Tensor buffer, values;
-    };
     nn::Module& module_;
-    std::vector<Saved> saved_;
-    GeneratorStates generators_{module_};
+    GeneratorStates generators_;
+    std::vector<BufferCopy> copies_;
 };
 
 OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss)
@@ -99,15 +103,14 @@ OneDevice::~OneDevice() {
 }
 
 /// The control of this update, which goes on from the optimizer's steps (a checkpoint may have been loaded meanwhile).
-UpdateControl& OneDevice::control() {
-    const Device device = module_.parameters().front().device();
+UpdateControl& OneDevice::control(Device device) {
     if (!control_ || control_->device() != device || control_->steps() != optimizer_.steps())
         control_.emplace(device, optimizer_.steps());
     return *control_;
 }
 
-void OneDevice::set_gradient_buffers() {
-    for (const Tensor& parameter : module_.parameters()) {
+void OneDevice::set_gradient_buffers(std::span<const Tensor> parameters) {
+    for (const Tensor& parameter : parameters) {
         if (!is_half(parameter.dtype()) || !parameter.requires_grad() ||
             parameter.node()->gradient_buffer.defined())
             continue;
@@ -117,19 +120,25 @@ void OneDevice::set_gradient_buffers() {
 }
 
 UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
-    SavedBuffers buffers(module_);
+    const std::vector<Tensor> parameters =
+        module_.parameters();  // looked up anew: they may be others than before
+    const Device device = parameters.front().device();
+    StateBefore before(module_, parameters, buffer_copies_);
     try {
-        set_gradient_buffers();
+        set_gradient_buffers(parameters);
         std::vector<Tensor> losses;
-        const std::int64_t targets = add_gradients(micro_batches, request, losses);
+        const std::int64_t targets = add_gradients(micro_batches, request, device, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
-        if (targets > 0) result = step(request, targets, losses);
-        if (result.outcome != UpdateResult::Outcome::applied) buffers.restore();
-        drop_gradients();
+        if (targets > 0) result = step(request, targets, device, losses);
+        if (result.outcome != UpdateResult::Outcome::applied) before.restore();
+        optimizer_.zero_grad();
+        for (Tensor parameter : parameters)
+            parameter.set_grad({});  // the optimizer may have only a part of them
         return result;
     } catch (...) {
-        buffers.restore();
-        drop_gradients();
+        before.restore();
+        optimizer_.zero_grad();
+        module_.zero_grad();  // the loss function may have made parameters
         throw;
     }
 }
@@ -137,8 +146,8 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
 /// Adds up the gradient of the sum of all losses. Returns how many targets count, and in `losses` the sum over those of
 /// each micro-batch. One without any is left out: its mean would be 0 / 0.
 std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
-                                      const UpdateRequest& request, std::vector<Tensor>& losses) {
-    const Device device = module_.parameters().front().device();
+                                      const UpdateRequest& request, Device device,
+                                      std::vector<Tensor>& losses) {
     const RandomUpdateScope random_update(request.number);
     std::int64_t targets = 0, items = 0;  // so far
     for (const data::Batch& batch : micro_batches) {
@@ -157,9 +166,9 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
     return targets;
 }
 
-UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
+UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets, Device device,
                              std::span<const Tensor> losses) {
-    UpdateControl& numbers = control();
+    UpdateControl& numbers = control(device);
     numbers.write({.learning_rate = request.learning_rate,
                    .targets = static_cast<double>(targets),
                    .max_norm = request.max_norm});
@@ -187,16 +196,13 @@ UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
     return result;
 }
 
-void OneDevice::drop_gradients() {
-    optimizer_.zero_grad();
-    module_.zero_grad();  // the optimizer may have only a part of it
-}
-
 LossTotal OneDevice::evaluate(data::Loader& loader) {
     const NoGrad guard;
     const nn::EvalMode evaluating(module_);
-    const GeneratorStates generators(module_);  // what a validation draws changes no training
-    const Device device = module_.parameters().front().device();
+    const std::vector<Tensor> parameters = module_.parameters();
+    const GeneratorStates generators =
+        generator_states(parameters);  // what a validation draws changes no training
+    const Device device = parameters.front().device();
     const Tensor sum = zeros({}, {DType::f64, device});
     LossTotal total;
     for (const data::Batch& batch : loader.pass()) {
@@ -207,7 +213,7 @@ LossTotal OneDevice::evaluate(data::Loader& loader) {
         sum.add_(loss.sum);
         total.count += loss.count;
     }
-    generators.restore();
+    set_generator_states(generators);
     total.sum = sum.item();  // the one wait
     return total;
 }

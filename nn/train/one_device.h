@@ -34,21 +34,31 @@ public:
     LossTotal evaluate(data::Loader& loader) override;
 
 private:
-    class SavedBuffers;
+    class StateBefore;
 
-    UpdateControl& control();
-    void set_gradient_buffers();
+    /// A buffer of the module and what was in it.
+    struct BufferCopy {
+        Tensor buffer, values;
+        std::uint64_t version = 0;  // of its storage at that time
+        bool is_saved = false;
+
+        bool was_written() const { return buffer.storage()->version() != version; }
+    };
+
+    UpdateControl& control(Device device);
+    void set_gradient_buffers(std::span<const Tensor> parameters);
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
-                               std::vector<Tensor>& losses);
-    UpdateResult step(const UpdateRequest& request, std::int64_t targets, std::span<const Tensor> losses);
-    void drop_gradients();
+                               Device device, std::vector<Tensor>& losses);
+    UpdateResult step(const UpdateRequest& request, std::int64_t targets, Device device,
+                      std::span<const Tensor> losses);
 
     nn::Module& module_;
     optim::Optimizer& optimizer_;
     LossFunction loss_;
     std::optional<UpdateControl> control_;
     bool looked_for_forgotten_ = false;
-    std::vector<Tensor> buffered_;  // parameters whose gradients have a buffer in f32
+    std::vector<BufferCopy> buffer_copies_;  // of the last update
+    std::vector<Tensor> buffered_;           // parameters whose gradients have a buffer in f32
 };
 
 }  // namespace potluck
