@@ -270,6 +270,17 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     }
 }
 
+std::vector<UpdateTensors> Optimizer::tensors_of(const Batch& batch) {
+    std::vector<UpdateTensors> tensors;
+    for (const Update& one : batch.updates) {
+        const std::vector<Tensor>& moments = one.slot->moments;
+        tensors.push_back({one.weights, one.gradient, moments.empty() ? Tensor() : moments[0],
+                           moments.size() < 2 ? Tensor() : moments[1], one.rounded_or_none, one.rounding_key,
+                           one.slot->begin});
+    }
+    return tensors;
+}
+
 void Optimizer::apply(const Batch& batch) {
     update(batch);
     for (const Update& one : batch.updates) {
