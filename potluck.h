@@ -54,6 +54,7 @@
 #include "nn/train/checkpoint.h"
 #include "nn/train/clip.h"
 #include "nn/train/execution.h"
+#include "nn/train/layered_accumulation.h"
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
 #include "nn/train/one_device.h"

@@ -478,7 +478,7 @@ private:
         if (!(given.device() == node.device))
             throw Error(op, fmt::format("its backward gave a gradient on {} for an input on {}.",
                                         given.device(), node.device));
-        const bool wider = item.dtype == DType::f32 && detail::is_half(given.dtype());
+        const bool wider = item.dtype == DType::f32 && is_half(given.dtype());
         Tensor gradient = detail::sum_to_shape(op, given, node.shape, wider ? DType::f32 : given.dtype());
         if (item.direct) return add_to_buffer(item, gradient);
         continue_stored(item);

@@ -52,7 +52,7 @@ void set_gradient_buffer(const Tensor& leaf, const Tensor& buffer) {
         node.gradient_buffer = Tensor();
         return;
     }
-    const bool wider = detail::is_half(node.dtype) && buffer.dtype() == DType::f32;
+    const bool wider = is_half(node.dtype) && buffer.dtype() == DType::f32;
     if (buffer.shape() != node.shape || !(buffer.device() == node.device) || !buffer.is_contiguous() ||
         (buffer.dtype() != node.dtype && !wider))
         throw Error("set_gradient_buffer",
@@ -136,9 +136,8 @@ void Tensor::set_elements(const Tensor& elements) const {
         storage()->mark_parameter();
         // A buffer for the gradient stays where it still fits.
         const Tensor& buffer = node()->gradient_buffer;
-        const bool fits =
-            buffer.defined() && buffer.device() == device() &&
-            (buffer.dtype() == dtype() || (detail::is_half(dtype()) && buffer.dtype() == DType::f32));
+        const bool fits = buffer.defined() && buffer.device() == device() &&
+                          (buffer.dtype() == dtype() || (is_half(dtype()) && buffer.dtype() == DType::f32));
         if (!fits) node()->gradient_buffer = Tensor();
     }
 }

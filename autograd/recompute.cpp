@@ -35,34 +35,6 @@ private:
     bool outer_;
 };
 
-/// The default generators of some devices, as they were.
-class Generators {
-public:
-    explicit Generators(const std::vector<Tensor>& inputs) {
-        add(Device::cpu());
-        for (const Tensor& input : inputs)
-            if (input.defined()) add(input.device());
-    }
-    void restore() const {
-        for (const auto& [device, key] : keys_) default_generator(device).set_state(key);
-    }
-    /// The same generators as they are now.
-    Generators now() const {
-        Generators current = *this;
-        for (auto& [device, key] : current.keys_) key = default_generator(device).state();
-        return current;
-    }
-
-private:
-    void add(Device device) {
-        for (const auto& entry : keys_)
-            if (entry.first == device) return;
-        keys_.emplace_back(device, default_generator(device).state());
-    }
-
-    std::vector<std::pair<Device, RandomKey>> keys_;
-};
-
 /// Thrown through the region when it has made all that backward needs. No std::exception, which a region may catch.
 struct Enough {};
 
@@ -93,8 +65,8 @@ private:
         const AnomalyCheck no_check(false);  // the first time was checked
         const RandomContextScope random(random_);
         const RecomputingScope again;
-        const Generators now = generators_.now();
-        generators_.restore();
+        const GeneratorStates now = generator_states(inputs);
+        set_generator_states(generators_);
 
         made_.assign(places_, Tensor());
         std::size_t next = 0;
@@ -109,10 +81,10 @@ private:
             (void)region_(inputs);
         } catch (const Enough&) {
         } catch (...) {
-            now.restore();
+            set_generator_states(now);
             throw;
         }
-        now.restore();
+        set_generator_states(now);
         if (next != places_)
             throw Error("recompute",
                         fmt::format("the region kept {} tensors for backward when it was computed first, and "
@@ -123,7 +95,7 @@ private:
     Region region_;
     Node place_;  // names the region in errors
     Saved inputs_;
-    Generators generators_;
+    GeneratorStates generators_;
     RandomContext random_ = RandomContext::current();
     DType precision_ = Autocast::dtype();
     std::size_t places_ = 0;

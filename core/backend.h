@@ -206,8 +206,14 @@ public:
     virtual void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) = 0;
 
     // ---- optimizer: many tensors in one call (on a GPU: in few launches), in place ----
-    virtual void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) = 0;
-    virtual void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) = 0;
+    // With a control (UpdateControl::values()) the learning rate and the gradient scale are multiplied by those that
+    // stand there, its steps are added to `step`, and nothing is written at all when it says skip.
+    /// Both moments are there.
+    virtual void adamw(const AdamWSpec& step, std::span<UpdateTensors> tensors,
+                       const Tensor& control_or_none) = 0;
+    /// Without a momentum there is no first moment; a second one is never looked at.
+    virtual void sgd(const SgdSpec& step, std::span<UpdateTensors> tensors,
+                     const Tensor& control_or_none) = 0;
     /// Of all elements of all tensors (any strides, floating), in f64; sums (3) f64 is a SquareSums of
     /// core/square_sums.h, whose root is finite wherever it fits an f64.
     virtual void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) = 0;

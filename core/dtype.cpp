@@ -54,9 +54,9 @@ std::string_view name_of(DType dtype) {
     return "bool";
 }
 
-bool is_floating(DType dtype) {
-    return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
-}
+bool is_floating(DType dtype) { return dtype == DType::f64 || dtype == DType::f32 || is_half(dtype); }
+
+bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
 bool is_integer(DType dtype) { return dtype == DType::i64 || dtype == DType::i32 || dtype == DType::u8; }
 

@@ -17,6 +17,8 @@ std::int64_t size_of(DType dtype);
 /// "f64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool".
 std::string_view name_of(DType dtype);
 bool is_floating(DType dtype);
+/// f16 and bf16.
+bool is_half(DType dtype);
 /// i64, i32 and u8 (bool is not an integer).
 bool is_integer(DType dtype);
 

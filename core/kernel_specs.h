@@ -117,15 +117,13 @@ struct PoolSpec : WindowSpec {
         true;  // average: divide by the size of the window with its padding (never by what lies beyond)
 };
 
-/// With a control (UpdateControl::values()) the learning rate and the gradient scale are multiplied by those that stand
-/// there, its steps are added to `step`, and nothing is written at all when it says skip.
+/// The rules of optimizers, in plain numbers that a kernel may be given as they are.
 struct AdamWSpec {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     std::int64_t step;      // 1 for the first update
     bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
     double gradient_scale = 1.0;
     bool stochastic_rounding = false;  // of bf16 parameters, see core/stochastic_rounding.h
-    Tensor control_or_none = {};
 };
 struct SgdSpec {
     double learning_rate, momentum, dampening, weight_decay;
@@ -133,23 +131,18 @@ struct SgdSpec {
     std::int64_t step;  // 1 for the first update: the momentum buffer has no content yet
     double gradient_scale = 1.0;
     bool stochastic_rounding = false;
-    Tensor control_or_none = {};
 };
 
 /// A parameter and what changes with it, all of one shape and contiguous. Parameters and gradients are of any floating
 /// dtype; moments are f32 (f64 for f64).
-struct AdamWTensors {
-    Tensor parameter, gradient, first_moment, second_moment;
-    Tensor
-        rounded_or_none;  // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
+struct UpdateTensors {
+    Tensor parameter, gradient;
+    Tensor first_moment_or_none = {};  // of SGD: the momentum
+    Tensor second_moment_or_none = {};
+    Tensor rounded_or_none =
+        {};  // f16 or bf16: gets the new values of the parameter (then its f32 master), rounded
     RandomKey rounding_key{};  // of stochastic rounding: element rounding_first + i of the stretch decides
     std::int64_t rounding_first = 0;  // element i
-};
-struct SgdTensors {
-    Tensor parameter, gradient, momentum_or_none;
-    Tensor rounded_or_none;
-    RandomKey rounding_key{};
-    std::int64_t rounding_first = 0;
 };
 
 }  // namespace potluck

@@ -2,10 +2,15 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <span>
+#include <string>
 
 #include "core/device.h"
 
 namespace potluck {
+
+class Tensor;
 
 /// The place of a stretch of random numbers in the endless sequence of one seed: value i of the stretch is a pure
 /// function of (seed, offset, update, i), so it does not matter which thread computes it, or in which order.
@@ -38,5 +43,13 @@ private:
 Generator& default_generator(Device device = Device::cpu());
 /// Seeds the default generators of all devices; CPU devices that are added later begin with that seed, too.
 void manual_seed(std::uint64_t seed);
+
+/// The states of default generators, by the names of their devices.
+using GeneratorStates = std::map<std::string, RandomKey>;
+/// Those of the CPU and of the devices that these tensors are on.
+GeneratorStates generator_states(std::span<const Tensor> tensors);
+/// Sets the default generators to these states; devices that are not here are passed over. Throws Error for a name that
+/// is none of a device, and then nothing was changed.
+void set_generator_states(const GeneratorStates& states);
 
 }  // namespace potluck

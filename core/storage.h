@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +40,7 @@ public:
     /// Grows by one with every in-place change through any view. What was saved for backward is compared with it.
     std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
     /// Counts on from the version of a block whose place this one takes.
-    void succeed(const Storage& before) { version_.store(before.version() + version() + 1); }
+    void succeed(const Storage& before) { version_.store(std::max(before.version(), version()) + 1); }
     void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
 private:

@@ -79,8 +79,10 @@ void dropout(KernelDevice& device, RandomKey key, const RandomPart& part, double
 void topk(KernelDevice& device, const Tensor& x, std::int64_t k, bool largest, Tensor& values,
           Tensor& indices);
 void multinomial(KernelDevice& device, RandomKey key, const Tensor& weights, bool replacement, Tensor& y);
-void adamw(KernelDevice& device, const AdamWSpec& step, std::span<AdamWTensors> tensors);
-void sgd(KernelDevice& device, const SgdSpec& step, std::span<SgdTensors> tensors);
+void adamw(KernelDevice& device, const AdamWSpec& step, std::span<UpdateTensors> tensors,
+           const Tensor& control_or_none);
+void sgd(KernelDevice& device, const SgdSpec& step, std::span<UpdateTensors> tensors,
+         const Tensor& control_or_none);
 void sum_of_squares(KernelDevice& device, std::span<const Tensor> tensors, Tensor& sums);
 void largest_magnitude(KernelDevice& device, std::span<const Tensor> tensors, Tensor& magnitude);
 void decide_update(KernelDevice& device, Tensor& control);
@@ -247,10 +249,13 @@ public:
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override {
         cuda::multinomial(*this, key, weights, replacement, y);
     }
-    void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override {
-        cuda::adamw(*this, step, tensors);
+    void adamw(const AdamWSpec& step, std::span<UpdateTensors> tensors,
+               const Tensor& control_or_none) override {
+        cuda::adamw(*this, step, tensors, control_or_none);
     }
-    void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override { cuda::sgd(*this, step, tensors); }
+    void sgd(const SgdSpec& step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) override {
+        cuda::sgd(*this, step, tensors, control_or_none);
+    }
     void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) override {
         cuda::sum_of_squares(*this, tensors, sums);
     }

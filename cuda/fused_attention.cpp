@@ -48,8 +48,7 @@ bool takes_strides(FusedAttentionShape& shape, const std::vector<const Tensor*>&
 std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                          const Tensor& mask_or_none,
                                                          const AttentionSpec& options, const Tensor& y) {
-    const bool is_half = q.dtype() == DType::f16 || q.dtype() == DType::bf16;
-    if (!is_half || mask_or_none.defined() || options.dropout > 0.0) return std::nullopt;
+    if (!is_half(q.dtype()) || mask_or_none.defined() || options.dropout > 0.0) return std::nullopt;
     FusedAttentionShape shape;
     shape.causal = options.causal;
     shape.dtype = q.dtype();

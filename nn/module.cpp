@@ -2,83 +2,25 @@
 
 #include <cxxabi.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <set>
 #include <typeinfo>
 
-#include "autograd/grad_mode.h"
-#include "autograd/ops/copy.h"
 #include "autograd/ops/cross_entropy.h"
-#include "autograd/ops/elementwise.h"
-#include "autograd/ops/reduce.h"
-#include "autograd/ops/support.h"
-#include "autograd/tape.h"
 #include "core/format.h"
-#include "nn/names.h"
+#include "nn/tied.h"
 #include "nn/walk.h"
 
 namespace potluck::nn {
-namespace {
 
+using detail::saved_tensors_of;
+using detail::tensors_of;
+using detail::Tied;
 using Kind = Member::Kind;
 
-/// A tensor somewhere in the tree, by its full name.
-struct Place {
-    std::string name;
-    Kind kind;
-    Tensor* tensor;
-};
-
-std::vector<Place> places_of(const Module& module) {
-    std::vector<Place> places;
-    walk(module, [&](const Member& member, const std::string& name, std::size_t) {
-        if (member.kind != Kind::module) places.push_back({name, member.kind, member.tensor});
-    });
-    std::set<std::string> names;
-    for (const Place& place : places) {
-        if (!names.insert(place.name).second) {
-            throw Error("module",
-                        fmt::format("two tensors are called \"{}\". Name each member once.", place.name));
-        }
-    }
-    return places;
-}
-
-/// A tensor with all of its names, the first one first.
-struct Tied {
-    Tensor tensor;
-    std::vector<std::string> names;
-    Kind kind;
-};
-
-template <class Keep>
-std::vector<Tied> tensors_of(const Module& module, Keep keep) {
-    std::vector<Tied> tensors;
-    for (const Place& place : places_of(module)) {
-        if (!keep(place.kind)) continue;
-        const auto known = std::find_if(tensors.begin(), tensors.end(),
-                                        [&](const Tied& tied) { return tied.tensor.is_same(*place.tensor); });
-        if (known != tensors.end()) {
-            known->names.push_back(place.name);
-        } else {
-            tensors.push_back({*place.tensor, {place.name}, place.kind});
-        }
-    }
-    return tensors;
-}
+namespace {
 
 std::vector<Tied> parameters_of(const Module& module) {
     return tensors_of(module, [](Kind kind) { return kind == Kind::parameter; });
-}
-
-std::vector<Tied> saved_tensors_of(const Module& module) {
-    return tensors_of(module, [](Kind kind) { return kind != Kind::unsaved_buffer; });
-}
-
-bool same_values(const Tensor& a, const Tensor& b) {
-    if (a.is_same(b)) return true;
-    return a.dtype() == b.dtype() && all(a.to(Device::cpu()) == b.to(Device::cpu())).item<bool>();
 }
 
 /// "Linear" of nn::Linear.
@@ -229,179 +171,6 @@ StateDict Module::state_dict() const {
     return state;
 }
 
-LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
-    struct Copy {
-        Tensor to, from;
-    };
-    std::vector<Copy> copies;
-    std::vector<std::string> unfit;
-    LoadReport report;
-    std::set<std::string> known;
-    const std::vector<Tied> saved = saved_tensors_of(*this);
-    for (const Tied& tied : saved) {
-        std::string given_name;
-        Tensor given;
-        for (const std::string& name : tied.names) {
-            known.insert(name);
-            const auto found = state.find(name);
-            if (found == state.end()) continue;
-            const Tensor& value = found->second;
-            if (value.shape() != tied.tensor.shape()) {
-                unfit.push_back(fmt::format("{} has shape {} here and {} in the state", name,
-                                            pretty(tied.tensor.shape()), pretty(value.shape())));
-            } else if (is_floating(value.dtype()) != is_floating(tied.tensor.dtype())) {
-                unfit.push_back(fmt::format("{} is {} here and {} in the state", name, tied.tensor.dtype(),
-                                            value.dtype()));
-            } else if (given.defined() && !same_values(given, value)) {
-                unfit.push_back(
-                    fmt::format("{} and {} are one tensor here and differ in the state", given_name, name));
-            } else {
-                given_name = name;
-                given = value;
-            }
-        }
-        if (given.defined()) {
-            copies.push_back({tied.tensor, given});
-        } else if (std::none_of(tied.names.begin(), tied.names.end(),
-                                [&](const std::string& name) { return state.contains(name); })) {
-            report.missing.push_back(fmt::format("{}", fmt::join(tied.names, " or ")));
-        }
-    }
-    for (const auto& [name, value] : state) {
-        if (!known.contains(name)) report.unexpected.push_back(name);
-    }
-    const std::string faults =
-        faults_of({{"Missing", strict ? report.missing : std::vector<std::string>()},
-                   {"Unexpected", strict ? report.unexpected : std::vector<std::string>()},
-                   {"Unfit", unfit}});
-    if (!faults.empty()) {
-        throw Error("load_state_dict",
-                    fmt::format("the state does not fit {}.{} Nothing was loaded.", describe(), faults));
-    }
-    if (copies.empty() && !saved.empty()) {
-        throw Error(
-            "load_state_dict",
-            fmt::format("the state has no tensor of {}: it has {}, and the module {}. Nothing was loaded.",
-                        describe(), state.empty() ? "none" : state.begin()->first + " ...",
-                        saved.front().names.front() + " ..."));
-    }
-    const NoGrad guard;
-    // A state may lie in the module's own memory, swapped or overlapping: it is read before that is written.
-    for (Copy& copy : copies) {
-        const bool aliases = std::any_of(copies.begin(), copies.end(), [&](const Copy& other) {
-            return copy.from.storage() == other.to.storage();
-        });
-        if (aliases && !copy.from.is_same(copy.to)) copy.from = copy.from.clone();
-    }
-    for (const Copy& copy : copies) copy.to.copy_(copy.from.to(copy.to.device()));
-    return report;
-}
-
-namespace {
-
-/// Whether two tensors show the same elements, in the same order: tied by their memory.
-bool show_same_elements(const Tensor& a, const Tensor& b) {
-    return a.storage() == b.storage() && a.offset() == b.offset() && a.dtype() == b.dtype() &&
-           a.count() == b.count() && a.is_contiguous() && b.is_contiguous();
-}
-
-}  // namespace
-
-void Module::replace_tensors(const std::function<Tensor(const Tensor&, Kind)>& change) {
-    std::vector<std::pair<Tensor, Tensor>> replaced;
-    for (const Place& place : places_of(*this)) {
-        const auto known = std::find_if(replaced.begin(), replaced.end(),
-                                        [&](const auto& pair) { return pair.first.is_same(*place.tensor); });
-        if (known != replaced.end()) {
-            *place.tensor = known->second;
-            continue;
-        }
-        const Tensor old = *place.tensor;
-        Tensor fresh = change(old, place.kind);
-        const auto tied = std::find_if(replaced.begin(), replaced.end(), [&](const auto& pair) {
-            return show_same_elements(pair.first, old) && pair.second.dtype() == fresh.dtype() &&
-                   pair.second.device() == fresh.device();
-        });
-        if (tied != replaced.end() && !fresh.is_same(old))
-            fresh.set_elements(tied->second.detach().reshape(fresh.shape()));
-        *place.tensor = fresh;
-        replaced.emplace_back(old, fresh);
-    }
-}
-
-namespace {
-
-/// `fresh(tensor)` as a leaf like `tensor`, its gradient treated the same way.
-template <class Fresh>
-Tensor leaf_like(const Tensor& tensor, Fresh fresh) {
-    const NoGrad guard;
-    Tensor leaf = fresh(tensor.detach());
-    if (tensor.requires_grad()) leaf.set_requires_grad();
-    if (tensor.grad().defined()) leaf.set_grad(fresh(tensor.grad().detach()));
-    return leaf;
-}
-
-}  // namespace
-
-namespace {
-
-/// Makes every tensor of the module what `convert` makes of its elements, where that is another tensor. Nothing has changed
-/// when `convert` throws.
-void convert_tensors(const Module& module,
-                     const std::function<Tensor(const Tensor& elements, Kind kind)>& convert) {
-    const NoGrad guard;
-    struct Converted {
-        Tensor tensor, elements, gradient;
-    };
-    std::vector<Converted> all;
-    std::vector<Tied> tensors = tensors_of(module, [](Kind) { return true; });
-    // Parameters first, so that a buffer that shows the memory of one goes with it.
-    std::stable_partition(tensors.begin(), tensors.end(),
-                          [](const Tied& tied) { return tied.kind == Kind::parameter; });
-    for (const Tied& tied : tensors) {
-        const Tensor before = tied.tensor.detach();
-        const auto known = std::find_if(all.begin(), all.end(), [&](const Converted& other) {
-            return show_same_elements(other.tensor, before);
-        });
-        Converted one{
-            tied.tensor,
-            known == all.end() ? convert(before, tied.kind) : known->elements.reshape(before.shape()),
-            {}};
-        if (one.elements.is_same(before)) continue;
-        if (const Tensor gradient = tied.tensor.grad(); gradient.defined()) {
-            // An f32 gradient of a half type is not rounded on its way to another, nor in a buffer that stays.
-            const bool stays =
-                gradient.dtype() == DType::f32 && potluck::detail::is_half(one.elements.dtype()) &&
-                gradient.device() == one.elements.device() &&
-                (potluck::detail::is_half(before.dtype()) || tied.tensor.node()->gradient_buffer.defined());
-            one.gradient = stays ? gradient.detach() : convert(gradient.detach(), tied.kind);
-        }
-        all.push_back(std::move(one));
-    }
-    for (Converted& one : all) {
-        const bool collects = one.tensor.requires_grad();
-        one.tensor.set_grad({});
-        one.tensor.set_elements(one.elements);
-        if (collects && one.gradient.defined()) one.tensor.set_grad(one.gradient);
-    }
-}
-
-}  // namespace
-
-void Module::to(Device device) {
-    convert_tensors(*this, [&](const Tensor& x, Kind) { return x.device() == device ? x : x.to(device); });
-}
-
-void Module::to(DType dtype) {
-    if (!is_floating(dtype)) {
-        throw Error("module.to",
-                    fmt::format("parameters cannot be {}. Choose f64, f32, f16 or bf16.", dtype));
-    }
-    convert_tensors(*this, [&](const Tensor& x, Kind kind) {
-        return kind != Kind::parameter || x.dtype() == dtype || !is_floating(x.dtype()) ? x : x.to(dtype);
-    });
-}
-
 void Module::train(bool training) {
     training_ = training;
     walk(*this, [&](const Member& member, const std::string&, std::size_t) {
@@ -448,12 +217,6 @@ void check_type(const Module& module, const std::type_info& type) {
                 fmt::format("{} is copied as a {}, which would lose what its type adds. Copy it as what "
                             "it is.",
                             module.describe(), type_name(type)));
-}
-
-void detach_copies(Module& module) {
-    module.replace_tensors([](const Tensor& tensor, Kind) {
-        return leaf_like(tensor, [](const Tensor& x) { return x.clone(); });
-    });
 }
 
 }  // namespace potluck::nn

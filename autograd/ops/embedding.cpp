@@ -40,7 +40,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                       }
                       const Tensor rows = detail::reshaped(dy, rows_shape);
                       // Half types: a frequent row needs the range of f32 for its sum.
-                      const bool aside = detail::is_half(dx.dtype(0));
+                      const bool aside = is_half(dx.dtype(0));
                       Tensor sums = aside ? zeros(table, {DType::f32, dy.device()}) : dx.buffer(0);
                       backend(dy.device()).embedding_backward(ids, rows, sums);
                       if (aside) dx.add(0, sums);

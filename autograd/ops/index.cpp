@@ -44,7 +44,7 @@ Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
                       if (is_grad_enabled())
                           return dx.add(0, scatter_add(zeros(shape, options), axis, saved[0], dy));
                       // Half types: a place hit often needs the range of f32 for its sum.
-                      const bool aside = detail::is_half(dx.dtype(0));
+                      const bool aside = is_half(dx.dtype(0));
                       Tensor sums = aside ? zeros(shape, {DType::f32, dy.device()}) : dx.buffer(0);
                       backend(dy.device()).scatter_add(axis, saved[0], detail::cast(dy, sums.dtype()), sums);
                       if (aside) dx.add(0, sums);
@@ -64,7 +64,7 @@ Tensor scatter_add(const Tensor& x, std::int64_t axis, const Tensor& index, cons
                     fmt::format("the source {} and the index {} differ in shape. Narrow the larger one.",
                                 pretty(source.shape()), pretty(index.shape())));
     const DType dtype = promote(x.dtype(), source.dtype());
-    const DType inner = detail::is_half(dtype) ? DType::f32 : dtype;
+    const DType inner = is_half(dtype) ? DType::f32 : dtype;
     Tensor sums = Tensor::empty(x.shape(), {inner, x.device()});
     backend(x.device()).copy(x, sums);
     backend(x.device()).scatter_add(axis, index, detail::cast(source, inner), sums);

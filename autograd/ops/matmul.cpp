@@ -42,7 +42,7 @@ void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const 
     product.push_back(b.size(-1));
     Backend& device = backend(a.device());
     const DType sum = dx.dtype(index);
-    const bool wider = sum == DType::f32 && detail::is_half(dtype);
+    const bool wider = sum == DType::f32 && is_half(dtype);
     if (by_columns && product.size() == 2 && !dx.collected(index)) {
         Tensor y = Tensor::empty({product[1], product[0]}, {dtype, a.device()});
         device.matmul(transposed_alias(b), transposed_alias(a), y, /*accumulate=*/false);

@@ -47,8 +47,6 @@ void require_rank(std::string_view op, const Tensor& x, std::string_view what, s
                                     what, pretty(x.shape()), least, least == 1 ? "axis is" : "axes are"));
 }
 
-bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
-
 void require_pair(std::string_view op, const Tensor& a, const Tensor& b) {
     require_defined(op, a, "the first operand");
     require_defined(op, b, "the second operand");

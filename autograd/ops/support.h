@@ -30,8 +30,6 @@ void require_floating(std::string_view op, const Tensor& x, std::string_view wha
 /// Throws Error when `x` has fewer than `least` axes.
 void require_rank(std::string_view op, const Tensor& x, std::string_view what, std::int64_t least);
 
-/// f16 and bf16.
-bool is_half(DType dtype);
 /// What every op of two operands checks: both are there, and on one device.
 void require_pair(std::string_view op, const Tensor& a, const Tensor& b);
 

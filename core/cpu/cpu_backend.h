@@ -90,8 +90,9 @@ public:
     void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) override;
     void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) override;
     void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) override;
-    void adamw(const AdamWSpec& step, std::span<AdamWTensors> tensors) override;
-    void sgd(const SgdSpec& step, std::span<SgdTensors> tensors) override;
+    void adamw(const AdamWSpec& step, std::span<UpdateTensors> tensors,
+               const Tensor& control_or_none) override;
+    void sgd(const SgdSpec& step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) override;
     void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) override;
     void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) override;
     void decide_update(Tensor& control) override;

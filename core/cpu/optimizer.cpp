@@ -84,7 +84,7 @@ private:
 };
 
 template <class T>
-void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
+void update(const AdamWSpec& step, UpdateTensors& tensors) {
     const auto t = static_cast<double>(step.step);
     const T beta1 = static_cast<T>(step.beta1);
     const T beta2 = static_cast<T>(step.beta2);
@@ -101,8 +101,8 @@ void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
     parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
         Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
                                tensors.rounding_key, tensors.rounding_first);
-        InPlace<T> first_moments(tensors.first_moment);
-        InPlace<T> second_moments(tensors.second_moment);
+        InPlace<T> first_moments(tensors.first_moment_or_none);
+        InPlace<T> second_moments(tensors.second_moment_or_none);
         BlockReader<T> gradients(tensors.gradient);
         for (std::int64_t first = begin; first < end; first += block_size) {
             const std::int64_t n = std::min(block_size, end - first);
@@ -125,7 +125,7 @@ void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
 }
 
 template <class T>
-void sgd(const SgdSpec& step, SgdTensors& tensors) {
+void update(const SgdSpec& step, UpdateTensors& tensors) {
     const T rate = static_cast<T>(step.learning_rate);
     const T momentum = static_cast<T>(step.momentum);
     const T rest = static_cast<T>(1.0 - step.dampening);
@@ -136,7 +136,7 @@ void sgd(const SgdSpec& step, SgdTensors& tensors) {
         Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
                                tensors.rounding_key, tensors.rounding_first);
         BlockReader<T> gradients(tensors.gradient);
-        if (!tensors.momentum_or_none.defined()) {
+        if (!tensors.first_moment_or_none.defined()) {
             for (std::int64_t first = begin; first < end; first += block_size) {
                 const std::int64_t n = std::min(block_size, end - first);
                 T* p = parameter.begin(first, n);
@@ -147,7 +147,7 @@ void sgd(const SgdSpec& step, SgdTensors& tensors) {
             }
             return;
         }
-        InPlace<T> momenta(tensors.momentum_or_none);
+        InPlace<T> momenta(tensors.first_moment_or_none);
         for (std::int64_t first = begin; first < end; first += block_size) {
             const std::int64_t n = std::min(block_size, end - first);
             T* p = parameter.begin(first, n);
@@ -237,36 +237,31 @@ const UpdateNumbers* numbers_of(const Tensor& control_or_none) {
                                      : nullptr;
 }
 
-/// The step with the numbers of its control; false when there is nothing to do.
+/// Updates all tensors, by the numbers of the control where there is one.
 template <class Spec>
-bool take_control(Spec& step) {
-    const UpdateNumbers* update = numbers_of(step.control_or_none);
-    if (update == nullptr) return true;
-    if (update->skip != 0.0) return false;
-    step.learning_rate *= update->learning_rate;
-    step.gradient_scale *= update->gradient_scale;
-    step.step += static_cast<std::int64_t>(update->steps);
-    return true;
+void update_all(Spec step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) {
+    if (const UpdateNumbers* update = numbers_of(control_or_none)) {
+        if (update->skip != 0.0) return;
+        step.learning_rate *= update->learning_rate;
+        step.gradient_scale *= update->gradient_scale;
+        step.step += static_cast<std::int64_t>(update->steps);
+    }
+    for (UpdateTensors& one : tensors)
+        cpu::visit_floating_compute(one.parameter.dtype(),
+                                    [&](auto zero) { cpu::update<decltype(zero)>(step, one); });
 }
 
 }  // namespace
 
-void CpuBackend::adamw(const AdamWSpec& spec, std::span<AdamWTensors> tensors) {
+void CpuBackend::adamw(const AdamWSpec& step, std::span<UpdateTensors> tensors,
+                       const Tensor& control_or_none) {
     const cpu::Team team(threads());
-    AdamWSpec step = spec;
-    if (!take_control(step)) return;
-    for (AdamWTensors& one : tensors)
-        cpu::visit_floating_compute(one.parameter.dtype(),
-                                    [&](auto zero) { cpu::adamw<decltype(zero)>(step, one); });
+    update_all(step, tensors, control_or_none);
 }
 
-void CpuBackend::sgd(const SgdSpec& spec, std::span<SgdTensors> tensors) {
+void CpuBackend::sgd(const SgdSpec& step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) {
     const cpu::Team team(threads());
-    SgdSpec step = spec;
-    if (!take_control(step)) return;
-    for (SgdTensors& one : tensors)
-        cpu::visit_floating_compute(one.parameter.dtype(),
-                                    [&](auto zero) { cpu::sgd<decltype(zero)>(step, one); });
+    update_all(step, tensors, control_or_none);
 }
 
 void CpuBackend::sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {

@@ -326,13 +326,8 @@ void start(const AttentionBackward<T>& arguments, cudaStream_t stream) {
 
 template <class T>
 void attention_backward_tensor_core(const AttentionBackward<T>& arguments, cudaStream_t stream) {
-    const bool is_general = arguments.rules.has_mask || arguments.rules.has_dropout;
-    visit_fragment_size(std::max(arguments.q.columns, arguments.v.columns), [&](auto size) {
-        if (is_general)
-            start<T, size(), true>(arguments, stream);
-        else
-            start<T, size(), false>(arguments, stream);
-    });
+    visit_fragment_kernel(arguments,
+                          [&](auto size, auto general) { start<T, size(), general()>(arguments, stream); });
 }
 
 template void attention_backward_tensor_core(const AttentionBackward<__half>&, cudaStream_t);

@@ -4,6 +4,7 @@
 // warp. A block has 4 warps; each owns 16 or 32 rows of the block's tile (queries, or keys in the kernel of dk and dv) and
 // keeps scores and sums of these rows in registers as C fragments (tensor_core.h).
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/kernels/attention_tiles.h"
@@ -249,6 +250,19 @@ void visit_fragment_size(std::int64_t size, Function&& function) {
     if (size <= 96) return function(std::integral_constant<int, 96>{});
     if (size <= 128) return function(std::integral_constant<int, 128>{});
     return function(std::integral_constant<int, static_cast<int>(largest_tensor_core_size)>{});
+}
+
+/// Calls `function` with the smallest kernel size that holds the columns of q and v, and with whether the kernel must know
+/// of a mask or of dropout, both as constants.
+template <class Arguments, class Function>
+void visit_fragment_kernel(const Arguments& arguments, Function&& function) {
+    const bool is_general = arguments.rules.has_mask || arguments.rules.has_dropout;
+    visit_fragment_size(std::max(arguments.q.columns, arguments.v.columns), [&](auto size) {
+        if (is_general)
+            function(size, std::true_type{});
+        else
+            function(size, std::false_type{});
+    });
 }
 
 }  // namespace potluck::cuda

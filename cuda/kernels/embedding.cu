@@ -149,8 +149,7 @@ void embedding_backward(KernelDevice& device, const Tensor& ids, const Tensor& d
     if (count == 0) return;
     const cudaStream_t queue = device.stream();
     const Tensor indices = contiguous(device, ids, DType::i64);
-    const bool widens =
-        (dy.dtype() == DType::f16 || dy.dtype() == DType::bf16) && dweight.dtype() == DType::f32;
+    const bool widens = potluck::is_half(dy.dtype()) && dweight.dtype() == DType::f32;
     const Tensor gradients =
         widens || dy.dtype() == dweight.dtype() ? dy : contiguous(device, dy, dweight.dtype());
     // Ids are keys as they stand: a bad one is `rows`, which the kernel leaves out.

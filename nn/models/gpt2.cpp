@@ -86,7 +86,8 @@ GPT2::Transformer::Transformer(const GPT2Config& config)
 }
 
 GPT2::GPT2(const GPT2Config& config)
-    : transformer(checked(config)),
+    : LanguageModel({checked(config).vocabulary, config.context, config.width}),
+      transformer(config),
       lm_head(config.tie_embeddings
                   ? Linear(transformer.wte.weight)
                   : Linear(config.width, config.vocabulary, {.bias = false, .initialize = false})),
@@ -104,11 +105,8 @@ Tensor GPT2::embed(const Tensor& ids, std::int64_t start) {
     return transformer.dropout(autocast(transformer.wte(ids) + positions));
 }
 
-double GPT2::flops_per_token(std::int64_t time) const {
-    std::int64_t looked_up = transformer.wpe.weight.count();
-    if (!config_.tie_embeddings) looked_up += transformer.wte.weight.count();
-    return 6.0 * static_cast<double>(parameter_count() - looked_up) +
-           12.0 * static_cast<double>(config_.layers * config_.width * time);
+std::int64_t GPT2::lookup_count() const {
+    return transformer.wpe.weight.count() + (config_.tie_embeddings ? 0 : transformer.wte.weight.count());
 }
 
 }  // namespace potluck::nn

@@ -117,12 +117,11 @@ public:
     Block& layer(std::int64_t index) override { return checked_block("gpt2", transformer.h, index); }
     Tensor finish(const Tensor& x) override { return transformer.ln_f(x); }
     Tensor head(const Tensor& features) override { return lm_head(features); }
-    std::int64_t context() const override { return config_.context; }
-    std::int64_t vocabulary() const override { return config_.vocabulary; }
-    double flops_per_token(std::int64_t time) const override;
     const GPT2Config& config() const { return config_; }
 
 private:
+    std::int64_t lookup_count() const override;
+
     GPT2Config config_;
 };
 

@@ -18,6 +18,11 @@ KeyValueCache LanguageModel::make_cache(std::int64_t batch) {
         layers(), batch, block.kv_heads(), context(), block.head_size(), {weight.dtype(), weight.device()}};
 }
 
+double LanguageModel::flops_per_token(std::int64_t time) const {
+    return 6.0 * static_cast<double>(parameter_count() - lookup_count()) +
+           12.0 * static_cast<double>(layers() * sizes_.width * time);
+}
+
 void check_ids(std::string_view op, const Tensor& ids, std::int64_t start, std::int64_t context) {
     if (ids.ndim() != 2 || !is_integer(ids.dtype())) {
         throw Error(

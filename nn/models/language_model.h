@@ -49,11 +49,24 @@ public:
     KeyValueCache make_cache(std::int64_t batch);
 
     /// The most tokens that the model sees at once.
-    virtual std::int64_t context() const = 0;
-    virtual std::int64_t vocabulary() const = 0;
+    std::int64_t context() const { return sizes_.context; }
+    std::int64_t vocabulary() const { return sizes_.vocabulary; }
     /// Floating-point operations of forward and backward for one token of a text of `time` tokens: 6 for each weight of a
     /// matrix product and 12 * layers * width * time for attention (Chowdhery et al., "PaLM", 2022, appendix B).
-    virtual double flops_per_token(std::int64_t time) const = 0;
+    double flops_per_token(std::int64_t time) const;
+
+protected:
+    struct Sizes {
+        std::int64_t vocabulary, context, width;
+    };
+    explicit LanguageModel(const Sizes& sizes) : sizes_(sizes) {}
+
+    /// Parameters that are only looked up, such as an embedding that is not the output layer too: no matrix product has
+    /// them.
+    virtual std::int64_t lookup_count() const = 0;
+
+private:
+    Sizes sizes_;
 };
 
 /// Block `index` of a list of blocks. Throws Error(op, ...) when there is none.

@@ -54,7 +54,8 @@ Llama::Transformer::Transformer(const LlamaConfig& config)
 }
 
 Llama::Llama(const LlamaConfig& config)
-    : model(checked(config)),
+    : LanguageModel({checked(config).vocabulary, config.context, config.width}),
+      model(config),
       lm_head(config.tie_embeddings
                   ? Linear(model.embed_tokens.weight)
                   : Linear(config.width, config.vocabulary, {.bias = false, .initialize = false})),
@@ -69,10 +70,8 @@ Tensor Llama::embed(const Tensor& ids, std::int64_t start) {
     return model.embed_tokens(ids);
 }
 
-double Llama::flops_per_token(std::int64_t time) const {
-    const std::int64_t looked_up = config_.tie_embeddings ? 0 : model.embed_tokens.weight.count();
-    return 6.0 * static_cast<double>(parameter_count() - looked_up) +
-           12.0 * static_cast<double>(config_.layers * config_.width * time);
+std::int64_t Llama::lookup_count() const {
+    return config_.tie_embeddings ? 0 : model.embed_tokens.weight.count();
 }
 
 }  // namespace potluck::nn

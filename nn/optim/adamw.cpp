@@ -43,13 +43,9 @@ void AdamW::update(const Batch& batch) {
                          .weight_decay = batch.weight_decay,
                          .step = batch.step,
                          .decoupled = options_.decoupled,
-                         .stochastic_rounding = options_.stochastic_rounding,
-                         .control_or_none = batch.control_or_none};
-    std::vector<AdamWTensors> tensors;
-    for (const Update& one : batch.updates)
-        tensors.push_back({one.weights, one.gradient, one.slot->moments[0], one.slot->moments[1],
-                           one.rounded_or_none, one.rounding_key, one.slot->begin});
-    backend(batch.device).adamw(step, tensors);
+                         .stochastic_rounding = options_.stochastic_rounding};
+    std::vector<UpdateTensors> tensors = tensors_of(batch);
+    backend(batch.device).adamw(step, tensors, batch.control_or_none);
 }
 
 }  // namespace potluck::optim

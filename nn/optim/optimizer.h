@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/kernel_specs.h"
 #include "core/random.h"
 #include "core/tensor.h"
 #include "core/update_control.h"
@@ -158,6 +159,8 @@ protected:
     static Options common_options(const KindOptions& options) {
         return {options.learning_rate, options.weight_decay, options.groups, options.stochastic_rounding};
     }
+    /// The tensors of a batch as the kernels of devices take them, with up to two moments.
+    static std::vector<UpdateTensors> tensors_of(const Batch& batch);
     static std::vector<ParameterSlice> slices_of(const std::vector<nn::NamedTensor>& parameters) {
         return {parameters.begin(), parameters.end()};
     }

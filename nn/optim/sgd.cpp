@@ -42,15 +42,9 @@ void SGD::update(const Batch& batch) {
                        .weight_decay = batch.weight_decay,
                        .nesterov = options_.nesterov,
                        .step = batch.step,
-                       .stochastic_rounding = options_.stochastic_rounding,
-                       .control_or_none = batch.control_or_none};
-    std::vector<SgdTensors> tensors;
-    for (const Update& one : batch.updates) {
-        const std::vector<Tensor>& moments = one.slot->moments;
-        tensors.push_back({one.weights, one.gradient, moments.empty() ? Tensor() : moments[0],
-                           one.rounded_or_none, one.rounding_key, one.slot->begin});
-    }
-    backend(batch.device).sgd(step, tensors);
+                       .stochastic_rounding = options_.stochastic_rounding};
+    std::vector<UpdateTensors> tensors = tensors_of(batch);
+    backend(batch.device).sgd(step, tensors, batch.control_or_none);
 }
 
 }  // namespace potluck::optim

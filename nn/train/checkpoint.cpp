@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/checksum.h"
-#include "core/device_registry.h"
 #include "core/format.h"
 #include "core/safetensors.h"
 
@@ -147,12 +146,7 @@ void apply(const Content& content, const fs::path& checkpoint, nn::Module& modul
     } catch (const Error& error) {
         throw Error("load_checkpoint", fmt::format("{}: {}", checkpoint.string(), error.what()));
     }
-    const std::vector<Device> here = registered_devices();
-    for (const auto& [name, key] : content.state.generators) {
-        const Device device = parse_device(name);
-        if (std::find(here.begin(), here.end(), device) != here.end())
-            default_generator(device).set_state(key);
-    }
+    set_generator_states(content.state.generators);
 }
 
 /// The tensors of a module, tied ones once.
@@ -221,16 +215,6 @@ nn::LoadReport load(nn::Module& module, const std::string& path, bool strict) {
     } catch (const Error& error) {
         throw Error("load", fmt::format("{}: {}", path, error.what()));
     }
-}
-
-std::map<std::string, RandomKey> generator_states(const nn::Module& module) {
-    std::map<std::string, RandomKey> states;
-    states[name_of(Device::cpu())] = default_generator(Device::cpu()).state();
-    for (const Tensor& parameter : module.parameters()) {
-        const Device device = parameter.device();
-        states[name_of(device)] = default_generator(device).state();
-    }
-    return states;
 }
 
 TensorParts whole_parts(const nn::StateDict& tensors) {

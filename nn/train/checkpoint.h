@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/random.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
 #include "nn/train/manifest.h"
@@ -84,8 +83,5 @@ Manifest write_checkpoint_parts(const std::string& partial, std::int64_t rank, c
 /// and removes all but the newest `keep`. The root rank calls it when all are done. Returns the path. Throws Error when
 /// a tensor is not covered by its parts.
 std::string finish_checkpoint(const std::string& folder, const Manifest& manifest, std::int64_t keep);
-
-/// The generators of the CPU and of the devices that a module's tensors are on, as TrainingState keeps them.
-std::map<std::string, RandomKey> generator_states(const nn::Module& module);
 
 }  // namespace potluck

@@ -10,6 +10,10 @@
 
 namespace potluck {
 
+Tensor scaled_gradient(const Tensor& loss, double scale) {
+    return full(loss.shape(), scale, {accumulation_dtype(loss.dtype()), loss.device()});
+}
+
 LossScaler::LossScaler(LossScalerOptions options) : options_(options), state_{.scale = options.initial} {
     const auto refuse = [](const std::string& message) { throw Error("loss_scaler", message); };
     if (!(options.smallest > 0.0 && options.smallest <= options.initial &&
@@ -85,8 +89,7 @@ void LossScaler::backward(const Tensor& loss) {
                               "sum() or mean().",
                               loss.dtype(), pretty(loss.shape())));
     const double scale = begin_update();
-    potluck::backward(
-        loss, {.gradient = full(loss.shape(), scale, {accumulation_dtype(loss.dtype()), loss.device()})});
+    potluck::backward(loss, {.gradient = scaled_gradient(loss, scale)});
 }
 
 bool LossScaler::step(optim::Optimizer& optimizer, const StepOptions& options) {

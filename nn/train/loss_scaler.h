@@ -28,6 +28,9 @@ struct LossScalerState {
     std::int64_t skipped_in_a_row = 0;
 };
 
+/// The gradient that backward() starts with for `scale` times a loss: of its shape, in f32 or wider.
+Tensor scaled_gradient(const Tensor& loss, double scale);
+
 /// Keeps the gradients of f16 within its range: the loss is multiplied by a scale before backward(), the optimizer divides
 /// it out again, and an update whose gradients overflowed is skipped and lowers the scale (Micikevicius et al., "Mixed
 /// Precision Training", 2018).

@@ -20,8 +20,8 @@ struct TrainingState {
     std::int64_t step = 0;    // updates done
     std::int64_t epochs = 0;  // epochs done
     data::LoaderState loader = {};
-    std::map<std::string, RandomKey> generators = {};  // of the devices in use, by name
-    std::optional<LossScalerState> loss_scaler = {};   // where the loss is scaled
+    GeneratorStates generators = {};                  // of the devices in use
+    std::optional<LossScalerState> loss_scaler = {};  // where the loss is scaled
 };
 
 /// What a checkpoint consists of: the content of its manifest.json.

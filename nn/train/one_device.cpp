@@ -1,20 +1,19 @@
 #include "nn/train/one_device.h"
 
 #include <cstdio>
-#include <map>
 #include <string>
 #include <utility>
 
 #include "autograd/autocast.h"
 #include "autograd/grad_mode.h"
 #include "autograd/tape.h"
-#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
+#include "core/random.h"
 #include "core/random_scope.h"
 #include "nn/forgotten_leaves.h"
-#include "nn/train/checkpoint.h"
-#include "nn/train/clip.h"
+#include "nn/train/micro_batches.h"
+#include "nn/train/state_before.h"
 
 namespace potluck {
 namespace {
@@ -34,63 +33,15 @@ void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
     }
 }
 
-/// The default generators of the CPU and of a module's device, as they are now.
-class GeneratorStates {
-public:
-    explicit GeneratorStates(const nn::Module& module) : states_(generator_states(module)) {}
-
-    void restore() const {
-        for (const auto& [device, state] : states_) default_generator(parse_device(device)).set_state(state);
-    }
-
-private:
-    std::map<std::string, RandomKey> states_;
-};
-
-/// Items of the loader's batch that `batch` is a share of; one that no loader made is whole.
-std::int64_t items_of(const data::Batch& batch) {
-    return batch.global_count == 0 && batch.inputs.defined() ? batch.inputs.size(0) : batch.global_count;
-}
-
 }  // namespace
 
-/// What an update may change besides what the optimizer does, as it was before: the module's buffers (running statistics) and
-/// the default generators.
-class OneDevice::SavedBuffers {
-public:
-    explicit SavedBuffers(nn::Module& module) : module_(module) {
-        const NoGrad guard;
-        for (const auto& [name, buffer] : module.named_buffers()) saved_.push_back({buffer, buffer.clone()});
-    }
-
-    void restore() {
-        const NoGrad guard;
-        for (const auto& [buffer, values] : saved_) buffer.copy_(values);
-        generators_.restore();
-        // A module may also have put another tensor in the place of its buffer.
-        std::size_t next = 0;
-        module_.replace_tensors([&](const Tensor& tensor, nn::Member::Kind kind) {
-            return kind != nn::Member::Kind::parameter && next < saved_.size() ? saved_[next++].buffer
-                                                                               : tensor;
-        });
-    }
-
-private:
-    struct Saved {
-        Tensor buffer, values;
-    };
-    nn::Module& module_;
-    std::vector<Saved> saved_;
-    GeneratorStates generators_{module_};
-};
-
 OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss,
-                     OneDeviceOptions options)
+                     const OneDeviceOptions& options)
     : module_(module),
       optimizer_(optimizer),
       loss_(loss ? std::move(loss) : LossFunction(module)),
-      compute_dtype_(dtype_of(options.precision)) {
-    if (options.precision == Precision::f16) scaler_.emplace(options.loss_scaler);
+      compute_dtype_(dtype_of(options.precision)),
+      step_(module, optimizer, scaler_options(options.precision, options.loss_scaler)) {
     if (module_.parameters().empty())
         throw Error("trainer", "the module has no parameters. Name them in members().");
     module_.assign_random_sites();
@@ -105,121 +56,71 @@ OneDevice::~OneDevice() {
     }
 }
 
-/// The control of this update, which goes on from the optimizer's steps (a checkpoint may have been loaded meanwhile).
-UpdateControl& OneDevice::control() {
-    const Device device = module_.parameters().front().device();
-    if (!control_ || control_->device() != device || control_->steps() != optimizer_.steps())
-        control_.emplace(device, optimizer_.steps());
-    return *control_;
-}
-
-void OneDevice::set_gradient_buffers() {
-    for (const Tensor& parameter : module_.parameters()) {
-        const bool is_half = parameter.dtype() == DType::f16 || parameter.dtype() == DType::bf16;
-        if (!is_half || !parameter.requires_grad() || parameter.node()->gradient_buffer.defined()) continue;
+void OneDevice::set_gradient_buffers(std::span<const Tensor> parameters) {
+    for (const Tensor& parameter : parameters) {
+        if (!is_half(parameter.dtype()) || !parameter.requires_grad() ||
+            parameter.node()->gradient_buffer.defined())
+            continue;
         set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
         buffered_.push_back(parameter);
     }
 }
 
 UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
-    SavedBuffers buffers(module_);
+    const std::vector<Tensor> parameters =
+        module_.parameters();  // looked up anew: they may be others than before
+    const Device device = parameters.front().device();
+    StateBefore before(module_, parameters, buffer_copies_);
     try {
-        set_gradient_buffers();
+        set_gradient_buffers(parameters);
         std::vector<Tensor> losses;
-        const double loss_scale = scaler_ ? scaler_->begin_update() : 1.0;
-        const std::int64_t targets = add_gradients(micro_batches, request, loss_scale, losses);
+        const std::int64_t targets = add_gradients(micro_batches, request, device, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
-        if (targets > 0) result = step(request, targets, loss_scale, losses);
-        if (result.outcome != UpdateResult::Outcome::applied) buffers.restore();
-        drop_gradients();
+        if (targets > 0) result = step_.finish(request, device, targets, losses);
+        if (result.outcome != UpdateResult::Outcome::applied) before.restore();
+        optimizer_.zero_grad();
+        for (Tensor parameter : parameters)
+            parameter.set_grad({});  // the optimizer may have only a part of them
         return result;
     } catch (...) {
-        buffers.restore();
-        drop_gradients();
+        before.restore();
+        optimizer_.zero_grad();
+        module_.zero_grad();  // the loss function may have made parameters
         throw;
     }
 }
 
 /// Adds up the gradient of the sum of all losses. Returns how many targets count, and in `losses` the sum over those of
-/// each micro-batch. One without any is left out: its mean would be 0 / 0.
+/// each micro-batch.
 std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
-                                      const UpdateRequest& request, double loss_scale,
+                                      const UpdateRequest& request, Device device,
                                       std::vector<Tensor>& losses) {
-    const Device device = module_.parameters().front().device();
     const RandomUpdateScope random_update(request.number);
     const Autocast precision(compute_dtype_);
-    std::int64_t targets = 0, items = 0;  // so far
-    for (const data::Batch& batch : micro_batches) {
-        const std::int64_t first = items + batch.share.first;
-        items += items_of(batch);
-        if (!batch.inputs.defined()) continue;  // no item of the global batch falls to this process
-        const std::int64_t count = count_targets(batch);
-        if (count == 0) continue;
-        const RandomItemsScope random_items(first, batch.inputs.size(0));
-        const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
+    const double loss_scale = step_.begin();
+    std::int64_t targets = 0;
+    for (const MicroBatch& batch : counted_micro_batches(micro_batches)) {
+        const RandomItemsScope random_items(batch.first_item, batch.inputs.size(0));
+        const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), batch.counted);
         if (!std::exchange(looked_for_forgotten_, true)) warn_of_forgotten_leaves(loss.sum, module_);
-        backward(loss.sum, {.gradient = full(loss.sum.shape(), loss_scale,
-                                             {accumulation_dtype(loss.sum.dtype()), device})});
+        backward(loss.sum, {.gradient = scaled_gradient(loss.sum, loss_scale)});
         targets += loss.count;
         losses.push_back(loss.sum.detach());
     }
     return targets;
 }
 
-UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets, double loss_scale,
-                             std::span<const Tensor> losses) {
-    UpdateControl& numbers = control();
-    numbers.write({.learning_rate = request.learning_rate,
-                   .targets = static_cast<double>(targets),
-                   .loss_scale = loss_scale,
-                   .max_norm = request.max_norm});
-    for (const Tensor& loss : losses) numbers.add_loss(loss);
-    numbers.measure(optimizer_.gradients());
-    numbers.decide();
-    UpdateNumbers came;
-    try {
-        optimizer_.step(numbers);
-        came = numbers.read();
-    } catch (
-        ...) {  // the step was refused, or a bad element was met: the control has counted what did not happen
-        optimizer_.finish_step(false);
-        control_.reset();
-        throw;
-    }
-    optimizer_.finish_step(came.skip == 0.0);
-    UpdateResult result{.loss = came.loss_sum / static_cast<double>(targets),
-                        .gradient_norm = came.gradient_norm,
-                        .targets = targets};
-    if (scaler_) scaler_->end_update(came.skip == 0.0);
-    if (came.skip != 0.0 && scaler_) {
-        result.outcome = UpdateResult::Outcome::overflow;
-    } else if (came.skip != 0.0) {
-        result.outcome = UpdateResult::Outcome::not_finite;
-        result.culprit = first_non_finite_gradient(module_);
-    }
-    return result;
-}
-
-void OneDevice::drop_gradients() {
-    optimizer_.zero_grad();
-    module_.zero_grad();  // the optimizer may have only a part of it
-}
-
-std::optional<LossScalerState> OneDevice::loss_scaler_state() const {
-    return scaler_ ? std::optional(scaler_->state()) : std::nullopt;
-}
-
-void OneDevice::set_loss_scaler_state(const LossScalerState& state) {
-    if (scaler_) scaler_->set_state(state);
-}
+std::optional<LossScalerState> OneDevice::loss_scaler_state() const { return step_.scaler_state(); }
+void OneDevice::set_loss_scaler_state(const LossScalerState& state) { step_.set_scaler_state(state); }
 
 LossTotal OneDevice::evaluate(data::Loader& loader) {
     const NoGrad guard;
     const Autocast precision(compute_dtype_);
     const nn::EvalMode evaluating(module_);
-    const GeneratorStates generators(module_);  // what a validation draws changes no training
-    const Device device = module_.parameters().front().device();
+    const std::vector<Tensor> parameters = module_.parameters();
+    const GeneratorStates generators =
+        generator_states(parameters);  // what a validation draws changes no training
+    const Device device = parameters.front().device();
     const Tensor sum = zeros({}, {DType::f64, device});
     LossTotal total;
     for (const data::Batch& batch : loader.pass()) {
@@ -230,7 +131,7 @@ LossTotal OneDevice::evaluate(data::Loader& loader) {
         sum.add_(loss.sum);
         total.count += loss.count;
     }
-    generators.restore();
+    set_generator_states(generators);
     total.sum = sum.item();  // the one wait
     return total;
 }

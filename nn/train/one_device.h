@@ -5,13 +5,15 @@
 #include <span>
 #include <vector>
 
-#include "core/update_control.h"
+#include "core/tensor.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
 #include "nn/train/precision.h"
+#include "nn/train/state_before.h"
+#include "nn/train/update_step.h"
 
 namespace potluck {
 
@@ -26,14 +28,14 @@ struct OneDeviceOptions {
 /// The host waits for the device once an update, at its end: the scale of the gradients, clipping and whether the update
 /// is to be skipped are decided on the device. Gradients of f16 and bf16 parameters are added up in f32 (4 bytes a
 /// parameter more), so that any number of micro-batches gives the sum of one large batch. In f16 the loss is scaled, and an
-/// update whose gradients overflow has the outcome `overflow`. The first update warns of
-/// tensors that collect gradients and belong to no member of the module.
+/// update whose gradients overflow has the outcome `overflow`. The first update warns of tensors that collect gradients and
+/// belong to no member of the module.
 class OneDevice final : public Execution {
 public:
     /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it. Throws Error for a module
     /// without parameters.
     OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss = {},
-              OneDeviceOptions options = {});
+              const OneDeviceOptions& options = {});
     /// Gradients are then added up in the parameters' dtypes again.
     ~OneDevice() override;
     OneDevice(const OneDevice&) = delete;
@@ -45,24 +47,18 @@ public:
     void set_loss_scaler_state(const LossScalerState& state) override;
 
 private:
-    class SavedBuffers;
-
-    UpdateControl& control();
-    void set_gradient_buffers();
+    void set_gradient_buffers(std::span<const Tensor> parameters);
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
-                               double loss_scale, std::vector<Tensor>& losses);
-    UpdateResult step(const UpdateRequest& request, std::int64_t targets, double loss_scale,
-                      std::span<const Tensor> losses);
-    void drop_gradients();
+                               Device device, std::vector<Tensor>& losses);
 
     nn::Module& module_;
     optim::Optimizer& optimizer_;
     LossFunction loss_;
-    DType compute_dtype_;  // what forward and backward compute in
-    std::optional<LossScaler> scaler_;
-    std::optional<UpdateControl> control_;
+    DType compute_dtype_;  // of forward and backward
+    UpdateStep step_;
     bool looked_for_forgotten_ = false;
-    std::vector<Tensor> buffered_;  // parameters whose gradients have a buffer in f32
+    std::vector<StateBefore::BufferCopy> buffer_copies_;  // of the last update
+    std::vector<Tensor> buffered_;                        // parameters whose gradients have a buffer in f32
 };
 
 }  // namespace potluck

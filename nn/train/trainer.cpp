@@ -246,7 +246,7 @@ std::optional<double> Trainer::validate(Run& run) {
 
 void Trainer::save_state(Run& run) {
     if (run.saved_step == step_) return;
-    const TrainingState state{step_, epochs_, loader_.state(), generator_states(module_),
+    const TrainingState state{step_, epochs_, loader_.state(), generator_states(module_.parameters()),
                               execution_->loss_scaler_state()};
     run.checkpoint =
         save_checkpoint(run.folder->checkpoints(), module_, optimizer_, state, options_.keep_checkpoints);

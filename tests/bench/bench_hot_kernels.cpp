@@ -242,8 +242,8 @@ void updates(const Bench& bench) {
     const double bytes = static_cast<double>(parameter.bytes());
     const AdamWSpec step{3e-4, 0.9, 0.95, 1e-8, 0.1, 10};
     bench.measure(fmt::format("adamw of {} M parameters, f32", count / 1'000'000), 7 * bytes, 0, [&] {
-        AdamWTensors tensors{parameter, gradient, first, second, {}};
-        bench.kernels().adamw(step, std::span(&tensors, 1));
+        UpdateTensors tensors{parameter, gradient, first, second, {}};
+        bench.kernels().adamw(step, std::span(&tensors, 1), {});
     });
     bench.measure("sum_of_squares of as many", bytes, 0, [&] { sum_of_squares(std::span(&gradient, 1)); });
 }

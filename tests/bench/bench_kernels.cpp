@@ -141,12 +141,12 @@ void optimizer() {
     Tensor first = zeros({count});
     Tensor second = zeros({count});
     measure("adamw of 124M f32", 7 * parameter.bytes(), 0, [&] {
-        AdamWTensors tensors{parameter, gradient, first, second, {}};
-        cpu().adamw({3e-4, 0.9, 0.999, 1e-8, 0.1, 10, true, 1.0}, std::span(&tensors, 1));
+        UpdateTensors tensors{parameter, gradient, first, second, {}};
+        cpu().adamw({3e-4, 0.9, 0.999, 1e-8, 0.1, 10, true, 1.0}, std::span(&tensors, 1), {});
     });
     measure("sgd with momentum of 124M f32", 5 * parameter.bytes(), 0, [&] {
-        SgdTensors tensors{parameter, gradient, first, {}};
-        cpu().sgd({3e-4, 0.9, 0.0, 0.1, false, 2, 1.0}, std::span(&tensors, 1));
+        UpdateTensors tensors{parameter, gradient, first, {}, {}};
+        cpu().sgd({3e-4, 0.9, 0.0, 0.1, false, 2, 1.0}, std::span(&tensors, 1), {});
     });
     measure("sum_of_squares of 124M f32", gradient.bytes(), 0,
             [&] { sum_of_squares(std::span(&gradient, 1)); });

@@ -81,6 +81,8 @@ TEST_CASE("dtype: names, sizes and kinds") {
     CHECK(size_of(DType::boolean) == 1);
     CHECK(is_floating(DType::bf16));
     CHECK_FALSE(is_floating(DType::i32));
+    for (const DType dtype : all_dtypes)
+        CHECK(is_half(dtype) == (dtype == DType::f16 || dtype == DType::bf16));
     CHECK(is_integer(DType::u8));
     CHECK_FALSE(is_integer(DType::boolean));
     for (const DType dtype : all_dtypes) {

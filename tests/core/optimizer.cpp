@@ -45,7 +45,7 @@ struct Adam {
           first(zeros(start.shape(), {start.dtype() == DType::f64 ? DType::f64 : DType::f32})),
           second(zeros(start.shape(), {first.dtype()})) {}
     void step(std::int64_t number, const Tensor& gradient, bool decoupled, double scale = 1.0) {
-        AdamWTensors tensors{parameter, gradient, first, second, {}};
+        UpdateTensors tensors{parameter, gradient, first, second, {}};
         here().adamw({.learning_rate = 0.01,
                       .beta1 = 0.9,
                       .beta2 = 0.999,
@@ -54,7 +54,7 @@ struct Adam {
                       .step = number,
                       .decoupled = decoupled,
                       .gradient_scale = scale},
-                     std::span(&tensors, 1));
+                     std::span(&tensors, 1), {});
     }
 };
 
@@ -141,9 +141,9 @@ TEST_CASE("sgd: plain, momentum, dampening, Nesterov and decay follow their form
             double m = 0.0;
             for (int step = 0; step < 3; ++step) {
                 const double g = gradients[step] * 2.0 + c.decay * p;
-                SgdTensors tensors{parameter, full({2000}, gradients[step]), momentum, {}};
+                UpdateTensors tensors{parameter, full({2000}, gradients[step]), momentum, {}, {}};
                 here().sgd({0.1, c.momentum, c.dampening, c.decay, c.nesterov, step + 1, 2.0},
-                           std::span(&tensors, 1));
+                           std::span(&tensors, 1), {});
                 m = step == 0 ? g : c.momentum * m + (1.0 - c.dampening) * g;
                 p -= 0.1 * (c.momentum == 0.0 ? g : (c.nesterov ? g + c.momentum * m : m));
             }
@@ -217,8 +217,8 @@ struct Many {
 };
 
 struct ManyTensors {
-    std::vector<AdamWTensors> adamw;
-    std::vector<SgdTensors> sgd;
+    std::vector<UpdateTensors> adamw;
+    std::vector<UpdateTensors> sgd;
     std::vector<Tensor> gradients;
 
     explicit ManyTensors(const Many& many) {
@@ -229,7 +229,7 @@ struct ManyTensors {
             };
             gradients.push_back(copy_of(many.gradients[i]));
             adamw.push_back({copy_of(start), gradients[i], moment(), moment(), {}});
-            sgd.push_back({copy_of(start), gradients[i], i % 2 == 0 ? moment() : Tensor(), {}});
+            sgd.push_back({copy_of(start), gradients[i], i % 2 == 0 ? moment() : Tensor(), {}, {}});
         }
     }
 };
@@ -257,15 +257,15 @@ TEST_CASE("optimizer: many tensors of any size, dtype and alignment in one call,
     ManyTensors expected(many);
     double squares = 0.0, largest = 0.0;
     for (std::size_t i = 0; i < many.parameters.size(); ++i) {
-        here().adamw(adamw_step, std::span(&expected.adamw[i], 1));
-        here().sgd(sgd_step, std::span(&expected.sgd[i], 1));
+        here().adamw(adamw_step, std::span(&expected.adamw[i], 1), {});
+        here().sgd(sgd_step, std::span(&expected.sgd[i], 1), {});
         squares += sum_of_squares(expected.gradients[i]);
         largest = std::max(largest, largest_magnitude(expected.gradients[i]));
     }
     on_each_device([&] {
         ManyTensors actual(many);
-        here().adamw(adamw_step, actual.adamw);
-        here().sgd(sgd_step, actual.sgd);
+        here().adamw(adamw_step, actual.adamw, {});
+        here().sgd(sgd_step, actual.sgd, {});
         for (std::size_t i = 0; i < many.parameters.size(); ++i) {
             INFO("tensor " << i);
             const auto agree = [](const Tensor& a, const Tensor& b) {
@@ -296,12 +296,12 @@ TEST_CASE("optimizer: the rounded copy of a master is written in the same call")
         for (const DType dtype : {DType::bf16, DType::f16}) {
             const Tensor rounded = zeros({3001}, {dtype});
             Adam adam(copy_of(start));
-            AdamWTensors tensors{adam.parameter, copy_of(gradient), adam.first, adam.second, rounded};
-            here().adamw(adamw_step, std::span(&tensors, 1));
+            UpdateTensors tensors{adam.parameter, copy_of(gradient), adam.first, adam.second, rounded};
+            here().adamw(adamw_step, std::span(&tensors, 1), {});
             CHECK(rounded.to_vector() == adam.parameter.to(dtype).to_vector());
             CHECK(rounded.to_vector() != start.to(dtype).to_vector());
-            SgdTensors plain{copy_of(start), copy_of(gradient), {}, rounded};
-            here().sgd(sgd_step, std::span(&plain, 1));
+            UpdateTensors plain{copy_of(start), copy_of(gradient), {}, {}, rounded};
+            here().sgd(sgd_step, std::span(&plain, 1), {});
             CHECK(rounded.to_vector() == plain.parameter.to(dtype).to_vector());
         }
     });
@@ -342,8 +342,9 @@ TEST_CASE("stochastic rounding: every device gives the same bits, and the mean o
                        .stochastic_rounding = true};
     std::vector<std::vector<double>> results;
     on_each_device([&] {
-        SgdTensors tensors{ones({count}, {DType::bf16}), full({count}, 0.75, {DType::bf16}), {}, {}, {77, 5}};
-        here().sgd(step, std::span(&tensors, 1));
+        UpdateTensors tensors{
+            ones({count}, {DType::bf16}), full({count}, 0.75, {DType::bf16}), {}, {}, {}, {77, 5}};
+        here().sgd(step, std::span(&tensors, 1), {});
         results.push_back(tensors.parameter.to_vector());
         double moved = 0.0, neither = 0.0;
         for (const double value : results.back()) {
@@ -355,22 +356,22 @@ TEST_CASE("stochastic rounding: every device gives the same bits, and the mean o
         CHECK(std::fabs(moved - 0.375 * count) < 5.0 * std::sqrt(0.375 * 0.625 * count));
 
         const double infinity = std::numeric_limits<double>::infinity();
-        SgdTensors special{
-            ones({3}, {DType::bf16}), tensor({-infinity, infinity, std::nan("")}), {}, {}, {1, 0}};
-        here().sgd(step, std::span(&special, 1));
+        UpdateTensors special{
+            ones({3}, {DType::bf16}), tensor({-infinity, infinity, std::nan("")}), {}, {}, {}, {1, 0}};
+        here().sgd(step, std::span(&special, 1), {});
         const std::vector<double> values = special.parameter.to_vector();
         CHECK(values[0] == infinity);
         CHECK(values[1] == -infinity);
         CHECK(std::isnan(values[2]));
         // Another dtype is rounded to nearest.
-        SgdTensors half{ones({5}, {DType::f16}), full({5}, 0.75), {}, {}, {1, 0}};
-        here().sgd(step, std::span(&half, 1));
+        UpdateTensors half{ones({5}, {DType::f16}), full({5}, 0.75), {}, {}, {}, {1, 0}};
+        here().sgd(step, std::span(&half, 1), {});
         CHECK(half.parameter.to_vector() == std::vector<double>(5, 1.0 - 0x1p-9 * 0.75));
     });
     for (const auto& result : results) CHECK(result == results.front());
     // A stretch does not depend on where an update begins: the same elements from the middle on, one by one.
-    SgdTensors one{ones({1}, {DType::bf16}), full({1}, 0.75, {DType::bf16}), {}, {}, {77, 5 + 10000}};
-    here().sgd(step, std::span(&one, 1));
+    UpdateTensors one{ones({1}, {DType::bf16}), full({1}, 0.75, {DType::bf16}), {}, {}, {}, {77, 5 + 10000}};
+    here().sgd(step, std::span(&one, 1), {});
     CHECK(one.parameter.to_vector()[0] == results.front()[40000]);
 }
 

@@ -140,6 +140,31 @@ TEST_CASE("manual_seed: the default generator begins anew") {
     default_generator().set_state(before);
 }
 
+TEST_CASE(
+    "generator_states: those of the CPU and of the tensors' devices, which set_generator_states() brings "
+    "back") {
+    static const Device other = add_cpu_device({.threads = 1});
+    const GeneratorStates before = generator_states({});
+    CHECK(before.size() == 1);
+    CHECK(before.contains("cpu"));
+    const std::array tensors{zeros({2}), zeros({2}, {DType::f32, other}), zeros({2}, {DType::f32, other})};
+    const GeneratorStates states = generator_states(tensors);
+    CHECK(states.size() == 2);
+    const Tensor here = randn({5}), there = randn({5}, {DType::f32, other});
+    GeneratorStates more = states;
+    more["cuda:63"] = {1, 2};  // of another machine
+    set_generator_states(more);
+    CHECK(same_bits(here, randn({5})));
+    CHECK(same_bits(there, randn({5}, {DType::f32, other})));
+
+    more["toaster"] = {1, 2};
+    const std::uint64_t offset = default_generator().state().offset;
+    more["cpu"].offset = offset + 9;
+    CHECK_THROWS_AS(set_generator_states(more), Error);
+    CHECK(default_generator().state().offset == offset);
+    set_generator_states(before);
+}
+
 TEST_CASE("random kernels: the same bits for any number of threads, split and strides") {
     const RandomKey key{77, 1000};
     for (const auto& [name, fill] : fills) {

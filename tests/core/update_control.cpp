@@ -104,7 +104,7 @@ TEST_CASE("update: the kernels follow the control, and a skipped update writes n
                     const Tensor values = controlled ? control.values() : Tensor();
                     const double rate = controlled ? 0.5 : 0.125, scale = controlled ? 1.0 : 0.125;
                     if (adamw) {
-                        AdamWTensors tensors{p, g, m, v, half};
+                        UpdateTensors tensors{p, g, m, v, half};
                         backend(test_device())
                             .adamw({.learning_rate = rate,
                                     .beta1 = 0.9,
@@ -112,11 +112,10 @@ TEST_CASE("update: the kernels follow the control, and a skipped update writes n
                                     .epsilon = 1e-8,
                                     .weight_decay = 0.1,
                                     .step = controlled ? -2 : 3,
-                                    .gradient_scale = scale,
-                                    .control_or_none = values},
-                                   std::span(&tensors, 1));
+                                    .gradient_scale = scale},
+                                   std::span(&tensors, 1), values);
                     } else {
-                        SgdTensors tensors{p, g, m, half};
+                        UpdateTensors tensors{p, g, m, {}, half};
                         backend(test_device())
                             .sgd({.learning_rate = rate,
                                   .momentum = 0.9,
@@ -124,9 +123,8 @@ TEST_CASE("update: the kernels follow the control, and a skipped update writes n
                                   .weight_decay = 0.1,
                                   .nesterov = false,
                                   .step = controlled ? -4 : 1,
-                                  .gradient_scale = scale,
-                                  .control_or_none = values},
-                                 std::span(&tensors, 1));
+                                  .gradient_scale = scale},
+                                 std::span(&tensors, 1), values);
                     }
                     std::vector<double> all;
                     for (const Tensor& x : {p, half, m, v})

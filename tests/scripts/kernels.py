@@ -21,7 +21,7 @@ build_folder = pathlib.Path(sys.argv[1]).resolve()
 document = root / "docs" / "kernels.md"
 # Where a spill to local memory would cost a training step: no kernel of these families may have one.
 hot_families = ("attention", "attention_backward", "attention_backward_tensor_core", "attention_tensor_core",
-                "cross_entropy", "norm", "optimizer", "softmax")
+                "cross_entropy", "norm", "optimizer", "optimizer_measure", "softmax")
 
 introduction = """# The kernels of the CUDA device
 

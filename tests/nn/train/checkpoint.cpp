@@ -118,7 +118,7 @@ TEST_CASE("checkpoint: a training state comes back as it was") {
     const RandomKey generator = default_generator().state();
     const std::string path = save_checkpoint(
         folder.path(), net, optimizer,
-        {.step = 7, .epochs = 2, .loader = {3, 2, 16, 64}, .generators = generator_states(net)});
+        {.step = 7, .epochs = 2, .loader = {3, 2, 16, 64}, .generators = generator_states(net.parameters())});
     CHECK(path.ends_with("step_00000007"));
     CHECK(latest_checkpoint(folder.path()) == path);
 
@@ -221,9 +221,9 @@ TEST_CASE("checkpoint: one that does not fit is loaded in no part") {
     saved(ones({1, 3})).sum().backward();
     adam.step();
     manual_seed(1);
-    const std::string path =
-        save_checkpoint(folder.path(), saved, adam,
-                        {.step = 1, .loader = {0, 0, 0, 64}, .generators = generator_states(saved)});
+    const std::string path = save_checkpoint(
+        folder.path(), saved, adam,
+        {.step = 1, .loader = {0, 0, 0, 64}, .generators = generator_states(saved.parameters())});
     manual_seed(2);
     Net net;
     nn::Linear other(3, 2);

@@ -59,7 +59,7 @@ void check_same(const Trained& a, const Trained& b) {
 
 std::string save_at(const std::string& folder, Trained& trained, std::int64_t step) {
     return save_checkpoint(folder, trained.net, *trained.optimizer,
-                           {.step = step, .generators = generator_states(trained.net)});
+                           {.step = step, .generators = generator_states(trained.net.parameters())});
 }
 
 void flip(const std::string& file, std::size_t byte) {

@@ -105,6 +105,51 @@ TEST_CASE(
     CHECK(default_generator().state().offset == drawn);
 }
 
+TEST_CASE(
+    "execution: an unsaved buffer that was written, moved or replaced between updates is put back as it was "
+    "then") {
+    struct Tabled : nn::Module {
+        Tensor w = nn::parameter(potluck::ones({1})), table = potluck::zeros({2});
+        bool spoils = false;
+        void members(nn::Members& m) override { m("w", w).buffer("table", table, false); }
+        Tensor loss(const Tensor& inputs, const Tensor&) override {
+            const NoGrad guard;
+            if (spoils) table.mul_(-1.0);
+            const GradMode recorded(true);
+            return mean(w * inputs);
+        }
+    } model;
+    optim::SGD optimizer(model);
+    OneDevice execution(model, optimizer);
+    const auto update = [&](double value, bool spoils) {
+        model.spoils = spoils;
+        return execution
+            .update(std::vector<data::Batch>{{.inputs = potluck::full({1, 1}, value)}},
+                    {.learning_rate = 0.1})
+            .outcome;
+    };
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    const auto check_refused = [&](double expected) {
+        CHECK(update(1.0, false) == UpdateResult::Outcome::applied);
+        CHECK(update(infinity, true) == UpdateResult::Outcome::not_finite);
+        CHECK(model.table.to_vector() == std::vector<double>{expected, expected});
+        CHECK(update(1.0, true) == UpdateResult::Outcome::applied);
+        CHECK(update(infinity, true) == UpdateResult::Outcome::not_finite);
+        CHECK(model.table.to_vector() == std::vector<double>{-expected, -expected});
+    };
+    model.table.fill_(2.0);
+    check_refused(2.0);
+    model.table.fill_(3.0);
+    check_refused(3.0);
+    model.table = potluck::full({2}, 4.0);
+    check_refused(4.0);
+    model.table.set_elements(potluck::full({2}, 5.0));
+    check_refused(5.0);
+    const Tensor kept = model.table;
+    CHECK(update(1.0, false) == UpdateResult::Outcome::applied);
+    CHECK(model.table.is_same(kept));
+}
+
 TEST_CASE("execution: two views of one element count once in the norm") {
     struct Shared : nn::Module {
         Tensor w = nn::parameter(potluck::zeros({1})), v = w.detach();

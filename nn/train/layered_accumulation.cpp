@@ -1,0 +1,299 @@
+#include "nn/train/layered_accumulation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/autocast.h"
+#include "autograd/grad_mode.h"
+#include "autograd/ops/cross_entropy.h"
+#include "autograd/tape.h"
+#include "core/async_copy.h"
+#include "core/factories.h"
+#include "core/format.h"
+#include "core/random.h"
+#include "core/random_scope.h"
+#include "nn/train/micro_batches.h"
+#include "nn/train/shelf.h"
+
+namespace potluck {
+namespace {
+
+/// The parameters of one stage, which are at home in the host's memory and on the device while the stage computes. Where
+/// nothing is offloaded they are there all the time.
+class Residence {
+public:
+    Residence(std::vector<Tensor> parameters, Device device) : device_(device) {
+        for (Tensor& parameter : parameters) places_.push_back({std::move(parameter)});
+    }
+    Residence(Residence&&) = default;
+    ~Residence() { leave(); }
+
+    /// Starts to copy them to the device.
+    void prefetch() {
+        for (Place& place : places_) {
+            if (place.visiting.defined() || place.parameter.device() == device_) continue;
+            place.home = place.parameter.detach();
+            place.visiting = copied_to(device_, place.home, place.coming);
+        }
+    }
+    /// From here on the parameters are on the device.
+    void enter() {
+        prefetch();
+        for (Place& place : places_) {
+            if (!place.visiting.defined() || place.inside) continue;
+            place.coming.wait_on(StreamKind::compute);
+            place.coming = CopyHandle();
+            place.parameter.set_elements(place.visiting);
+            place.inside = true;
+        }
+    }
+    /// Back home; gradients that they have collected go along.
+    void leave() {
+        for (Place& place : places_) {
+            if (place.inside) {
+                const Tensor gradient = place.parameter.grad();
+                place.parameter.set_grad({});
+                place.parameter.set_elements(place.home);
+                if (gradient.defined())
+                    place.gradient = copied_to(place.home.device(), gradient, place.going);
+            }
+            place.visiting = place.home = Tensor();
+            place.inside = false;
+        }
+    }
+    /// Gives the parameters at home the gradients that went there.
+    void settle() {
+        for (Place& place : places_) {
+            place.going.wait();
+            if (place.gradient.defined()) place.parameter.set_grad(std::exchange(place.gradient, Tensor()));
+        }
+    }
+
+private:
+    struct Place {
+        Tensor parameter;
+        Tensor home = {}, visiting = {};  // its elements there and here, while it is away
+        bool inside = false;
+        CopyHandle coming = {}, going = {};
+        Tensor gradient = {};  // on its way home
+    };
+
+    Device device_;
+    std::vector<Place> places_;
+};
+
+Tensor cross_entropy_of(const Tensor& logits, const Tensor& targets) {
+    return cross_entropy(logits, targets);
+}
+
+}  // namespace
+
+/// One walk through the stages.
+class LayeredAccumulation::Pass {
+public:
+    Pass(LayeredAccumulation& owner, std::vector<MicroBatch> batches)
+        : model_(owner.model_),
+          loss_(owner.loss_),
+          device_(owner.device()),
+          layers_(static_cast<std::size_t>(model_.layers())),
+          batches_(std::move(batches)),
+          shelf_(device_, owner.options_.offload_inputs ? owner.options_.host : device_) {
+        for (std::vector<Tensor>& parameters : owner.parameters_of_stages())
+            stages_.emplace_back(std::move(parameters), device_);
+        outside().enter();
+    }
+
+    /// The sum of the losses of all micro-batches, (1) f64 on the device, without gradients; the inputs of the blocks are
+    /// dropped as soon as they have been used.
+    Tensor evaluate() {
+        const NoGrad guard;
+        forward(/*keep=*/false);
+        const Tensor sum = zeros({1}, {DType::f64, device_});
+        for (std::size_t m = 0; m < batches_.size(); ++m) {
+            const RandomItemsScope items = items_of(m);
+            sum.add_(loss_of(shelf_.take(place(layers_, m)), m).sum);
+        }
+        return sum;
+    }
+
+    /// The same with the gradients of `loss_scale` times the sum.
+    Tensor add_gradients(double loss_scale) {
+        {
+            const NoGrad guard;
+            forward(/*keep=*/true);
+        }
+        const Tensor sum = zeros({1}, {DType::f64, device_});
+        for (std::size_t m = 0; m < batches_.size(); ++m) {
+            const RandomItemsScope items = items_of(m);
+            shelf_.prefetch(place(layers_, m + 1));
+            const Tensor x = shelf_.take(place(layers_, m)).set_requires_grad();
+            const LossSum loss = loss_of(x, m);
+            backward(loss.sum, {.gradient = scaled_gradient(loss.sum, loss_scale)});
+            sum.add_(loss.sum.detach());
+            shelf_.put(place(layers_, m), x.grad());
+        }
+        for (std::size_t i = layers_; i-- > 0;) {
+            stages_[i].enter();
+            if (i > 0) stages_[i - 1].prefetch();
+            for (std::size_t m = 0; m < batches_.size(); ++m) {
+                const RandomItemsScope items = items_of(m);
+                shelf_.prefetch(place(i, m + 1));
+                shelf_.prefetch(place(i + 1, m + 1));
+                const Tensor x = shelf_.take(place(i, m)).set_requires_grad();
+                const Tensor dy = shelf_.take(place(i + 1, m));
+                backward(run(i, x), {.gradient = dy});
+                shelf_.put(place(i, m), x.grad());
+            }
+            stages_[i].leave();
+        }
+        for (std::size_t m = 0; m < batches_.size(); ++m) {
+            const RandomItemsScope items = items_of(m);
+            const Tensor dy = shelf_.take(place(0, m));
+            const Tensor x = model_.embed(batches_[m].inputs.to(device_), 0);
+            if (x.requires_grad()) backward(x, {.gradient = dy});
+        }
+        outside().leave();
+        for (Residence& stage : stages_) stage.settle();
+        return sum;
+    }
+
+private:
+    /// The last stage: all that belongs to no block.
+    Residence& outside() { return stages_.back(); }
+    /// Of what goes into block `layer` (the head for the last one) of micro-batch m.
+    std::size_t place(std::size_t layer, std::size_t m) const {
+        return m < batches_.size() ? layer * batches_.size() + m : static_cast<std::size_t>(-1);
+    }
+    RandomItemsScope items_of(std::size_t m) const {
+        return {batches_[m].first_item, batches_[m].inputs.size(0)};
+    }
+    Tensor run(std::size_t layer, const Tensor& x) {
+        const auto index = static_cast<std::int64_t>(layer);
+        return model_.layer(index).forward(x, nullptr, index);
+    }
+    LossSum loss_of(const Tensor& x, std::size_t m) {
+        return loss_(model_.head(model_.finish(x)), batches_[m].targets.to(device_), batches_[m].counted);
+    }
+
+    /// Puts what the head gets on the shelf, and with `keep` the inputs of all blocks.
+    void forward(bool keep) {
+        for (std::size_t m = 0; m < batches_.size(); ++m) {
+            const RandomItemsScope items = items_of(m);
+            shelf_.put(place(0, m), model_.embed(batches_[m].inputs.to(device_), 0));
+        }
+        for (std::size_t i = 0; i < layers_; ++i) {
+            stages_[i].enter();
+            if (i + 1 < layers_) stages_[i + 1].prefetch();
+            for (std::size_t m = 0; m < batches_.size(); ++m) {
+                const RandomItemsScope items = items_of(m);
+                shelf_.prefetch(place(i, m + 1));
+                shelf_.put(place(i + 1, m),
+                           run(i, keep ? shelf_.get(place(i, m)) : shelf_.take(place(i, m))));
+            }
+            // The last block comes first on the way back.
+            if (!keep || i + 1 < layers_) stages_[i].leave();
+        }
+    }
+
+    nn::LanguageModel& model_;
+    const LossFunction& loss_;
+    Device device_;
+    std::size_t layers_;
+    std::vector<MicroBatch> batches_;
+    Shelf shelf_;
+    std::vector<Residence> stages_;  // the blocks, and one of all that is outside
+};
+
+LayeredAccumulation::LayeredAccumulation(nn::LanguageModel& model, optim::Optimizer& optimizer,
+                                         LossFunction loss, const LayeredOptions& options)
+    : model_(model),
+      optimizer_(optimizer),
+      loss_(loss ? std::move(loss) : LossFunction(cross_entropy_of)),
+      options_(options),
+      step_(model, optimizer, scaler_options(options.precision, options.loss_scaler)) {
+    const Device home = model.parameters().front().device();
+    if (options.offload_parameters && home != options.host)
+        throw Error(
+            "layered_accumulation",
+            fmt::format("the model is on {}, but its parameters are to be kept on {}. Leave it there: "
+                        "model.to({}), before the optimizer is made.",
+                        home, options.host, options.host));
+    if (!options.offload_parameters && options.device && *options.device != home)
+        throw Error("layered_accumulation",
+                    fmt::format("the model is on {} and is to be computed on {}. Move it there, or let "
+                                "offload_parameters bring its blocks one by one.",
+                                home, *options.device));
+    model_.assign_random_sites();
+}
+
+LayeredAccumulation::~LayeredAccumulation() = default;
+
+Device LayeredAccumulation::device() const {
+    return options_.device ? *options_.device : model_.parameters().front().device();
+}
+
+std::vector<std::vector<Tensor>> LayeredAccumulation::parameters_of_stages() const {
+    std::vector<std::vector<Tensor>> stages;
+    std::vector<Tensor> outside = model_.parameters();
+    for (std::int64_t i = 0; i < model_.layers(); ++i) {
+        stages.push_back(model_.layer(i).parameters());
+        for (const Tensor& parameter : stages.back())
+            std::erase_if(outside, [&](const Tensor& other) { return other.is_same(parameter); });
+    }
+    stages.push_back(std::move(outside));
+    return stages;
+}
+
+UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batches,
+                                         const UpdateRequest& request) {
+    const std::vector<Tensor> parameters = model_.parameters();
+    const GeneratorStates generators = generator_states(parameters);
+    const auto forget = [&] {
+        set_generator_states(generators);
+        optimizer_.zero_grad();
+        model_.zero_grad();
+    };
+    try {
+        const RandomUpdateScope random_update(request.number);
+        const RandomSiteScope site(model_.random_site());
+        UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
+        const std::vector<MicroBatch> batches = counted_micro_batches(micro_batches);
+        std::int64_t targets = 0;
+        for (const MicroBatch& batch : batches) targets += batch.counted;
+        if (targets > 0) {
+            const double loss_scale = step_.begin();
+            Tensor sum;
+            {
+                const Autocast precision(dtype_of(options_.precision));
+                sum = Pass(*this, batches).add_gradients(loss_scale);
+            }
+            const Device home = parameters.front().device();
+            const Tensor losses[] = {sum.to(home)};
+            result = step_.finish(request, home, targets, losses);
+        }
+        if (result.outcome != UpdateResult::Outcome::applied) set_generator_states(generators);
+        optimizer_.zero_grad();
+        model_.zero_grad();
+        return result;
+    } catch (...) {
+        forget();
+        throw;
+    }
+}
+
+LossTotal LayeredAccumulation::evaluate(data::Loader& loader) {
+    const Autocast precision(dtype_of(options_.precision));
+    const nn::EvalMode evaluating(model_);
+    const GeneratorStates generators = generator_states(model_.parameters());
+    LossTotal total;
+    for (const data::Batch& batch : loader.pass()) {
+        const std::vector<MicroBatch> batches = counted_micro_batches(std::span(&batch, 1));
+        if (batches.empty()) continue;
+        total.sum += Pass(*this, batches).evaluate().item();
+        total.count += batches.front().counted;
+    }
+    set_generator_states(generators);
+    return total;
+}
+
+}  // namespace potluck

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "core/async_copy.h"
+#include "core/tensor.h"
+
+namespace potluck {
+
+/// Tensors of a device, kept in the memory of another until they are needed again; in the device's own when both are the same.
+class Shelf {
+public:
+    Shelf(Device device, Device memory) : device_(device), memory_(memory) {}
+
+    /// Keeps `x` at `place`; it must not be changed afterwards.
+    void put(std::size_t place, const Tensor& x);
+    /// Starts to bring back what lies at a place, if there is such a place.
+    void prefetch(std::size_t place);
+    /// What lies at a place, on the device; it stays on the shelf.
+    Tensor get(std::size_t place);
+    /// The same, and the place is empty afterwards.
+    Tensor take(std::size_t place);
+
+private:
+    struct Place {
+        Tensor kept;       // in the memory
+        Tensor here = {};  // back on the device, or on its way
+        CopyHandle coming = {};
+    };
+
+    Device device_, memory_;
+    std::vector<Place> places_;
+};
+
+/// `x` in the memory of another device, beside what computes: pinned where that is the host of a GPU. `going` is its copy.
+Tensor copied_to(Device memory, const Tensor& x, CopyHandle& going);
+
+}  // namespace potluck
