@@ -1,5 +1,6 @@
 #include "autograd/autocast.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -58,6 +59,10 @@ DType Autocast::dtype() noexcept { return half_type; }
 
 Tensor Autocast::rounded(const Tensor& x) {
     if (!x.storage()->is_parameter()) return cast_in_place_order(x, dtype_);
+    if (parameters_.size() >= sweep_at_) {
+        std::erase_if(parameters_, [](const auto& entry) { return entry.second.source.expired(); });
+        sweep_at_ = std::max<std::size_t>(64, 2 * parameters_.size());
+    }
     Rounded& kept = parameters_[{x.storage().get(), x.offset(), x.shape(), x.strides()}];
     if (kept.source.lock() != x.storage() || kept.version != x.storage()->version())
         kept = {x.storage(), x.storage()->version(), cast_in_place_order(x, dtype_)};

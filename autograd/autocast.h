@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -59,6 +60,7 @@ private:
     DType dtype_;
     Autocast* outer_;
     std::map<View, Rounded> parameters_;
+    std::size_t sweep_at_ = 64;  // entries, when those of tensors that are gone are dropped
 };
 
 /// `x` rounded to the half type of the running Autocast: what products do with their operands, for a model that adds

@@ -83,7 +83,7 @@ Device device_of(const Settings& settings) {
     return settings.device == "best" ? best_device() : parse_device(settings.device);
 }
 
-std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
+std::unique_ptr<nn::LanguageModel> make_blocks(const Settings& settings) {
     constexpr std::int64_t vocabulary = data::ByteTokenizer::vocabulary_size;
     if (settings.model == "gpt2")
         return std::make_unique<nn::GPT2>(nn::GPT2Config{.vocabulary = vocabulary,
@@ -101,6 +101,15 @@ std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
                                                        .heads = settings.heads,
                                                        .layers = settings.layers,
                                                        .tie_embeddings = true});
+}
+
+std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
+    using What = nn::RecomputePolicy::What;
+    std::unique_ptr<nn::LanguageModel> model = make_blocks(settings);
+    model->set_recompute({.what = settings.recompute == "blocks"  ? What::blocks
+                                  : settings.recompute == "parts" ? What::attention_and_activation
+                                                                  : What::nothing});
+    return model;
 }
 
 // ---- what is shown ----
@@ -175,6 +184,7 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
                                                .steps = settings.steps,
                                                .warmup = settings.warmup,
                                                .floor = settings.learning_rate / 10});
+    options.precision = parse_precision(settings.precision);
     options.run_folder = settings.run_folder;
     options.resume = !settings.resume.empty();
     options.checkpoint_every = settings.checkpoint_every;

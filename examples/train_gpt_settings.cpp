@@ -44,8 +44,9 @@ void take_settings_of_run(const CLI::App& app, Settings& settings) {
                     "resume",
                     fmt::format("--{} belongs to the run in {}, where it is {}. Leave it out, or start a "
                                 "new run.",
-                                name, settings.resume, content.at(name).dump()));
-            content.at(name).get_to(value);
+                                name, settings.resume,
+                                content.contains(name) ? content.at(name).dump() : "not set"));
+            if (content.contains(name)) content.at(name).get_to(value);  // runs of before know fewer settings
         });
         content.at("text-fingerprint").get_to(settings.text_fingerprint);
     } catch (const json::exception& error) {
@@ -87,6 +88,13 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         ->check(at_least(0.0));
     app.add_option("--clip", settings.clip, "largest norm of the gradient; 0: no limit")
         ->check(at_least(0.0));
+    app.add_option("--precision", settings.precision,
+                   "what forward and backward compute in; parameters stay in f32")
+        ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+    app.add_option("--recompute", settings.recompute,
+                   "what backward computes again instead of keeping it: none, parts (attention and "
+                   "activation), or blocks")
+        ->check(CLI::IsMember({"none", "parts", "blocks"}));
     app.add_option("--seed", settings.seed, "the same seed gives the same bits")->check(at_least(0));
     app.add_option("--validate-every", settings.validate_every, "steps; 0: only at the end")
         ->check(at_least(0));

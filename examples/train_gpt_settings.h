@@ -18,6 +18,8 @@ struct Settings {
     double learning_rate = 3e-3;
     std::int64_t warmup = 100;
     double weight_decay = 0.1, clip = 1.0;
+    std::string precision = "f32";
+    std::string recompute = "none";
     std::uint64_t seed = 42;
     std::int64_t validate_every = 800, checkpoint_every = 400;
     std::uint64_t text_fingerprint = 0;
@@ -50,6 +52,8 @@ void for_each_setting(AnySettings& settings, Visit&& visit) {
     visit("warmup", settings.warmup);
     visit("weight-decay", settings.weight_decay);
     visit("clip", settings.clip);
+    visit("precision", settings.precision);
+    visit("recompute", settings.recompute);
     visit("seed", settings.seed);
     visit("validate-every", settings.validate_every);
     visit("checkpoint-every", settings.checkpoint_every);

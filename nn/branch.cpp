@@ -1,5 +1,7 @@
 #include "nn/branch.h"
 
+#include "autograd/autocast.h"
+#include "autograd/ops/copy.h"
 #include "autograd/ops/elementwise.h"
 #include "core/format.h"
 
@@ -18,7 +20,8 @@ Module& Branch::operator*() const {
 }
 
 Tensor Branch::sum(const Tensor& y, const Tensor& x) const {
-    const Tensor added = (*module_)(x);
+    Tensor added = (*module_)(x);
+    if (Autocast::dtype() != DType::f32) added = added.to(y.dtype());
     if (added.shape() != y.shape()) {
         throw Error("branch",
                     fmt::format("{} makes {} where the layer makes {}. It must have the layer's sizes.",

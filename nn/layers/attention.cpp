@@ -7,6 +7,7 @@
 #include "autograd/ops/rotary.h"
 #include "autograd/ops/view.h"
 #include "core/format.h"
+#include "nn/recompute.h"
 
 namespace potluck::nn {
 namespace {
@@ -129,10 +130,17 @@ Tensor Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t la
         throw Error("attention", fmt::format("the input is {}. It must be (batch, time, {}).",
                                              pretty(x.shape()), q_proj.weight.size(1)));
     }
-    const std::int64_t time = x.size(1);
-    Tensor q = split_heads(q_proj(x), heads());     // (batch, heads, time, head_size)
-    Tensor k = split_heads(k_proj(x), kv_heads());  // (batch, kv_heads, time, head_size)
-    Tensor v = split_heads(v_proj(x), kv_heads());
+    const std::vector<Tensor> projected{q_proj(x), k_proj(x), v_proj(x)};
+    if (!recompute_ || cache != nullptr) return attend(projected, cache, layer);
+    return recompute_in(
+        *this, [this](const std::vector<Tensor>& in) { return attend(in, nullptr, 0); }, projected);
+}
+
+Tensor Attention::attend(const std::vector<Tensor>& projected, KeyValueCache* cache, std::int64_t layer) {
+    const std::int64_t time = projected[0].size(1);
+    Tensor q = split_heads(projected[0], heads());     // (batch, heads, time, head_size)
+    Tensor k = split_heads(projected[1], kv_heads());  // (batch, kv_heads, time, head_size)
+    Tensor v = split_heads(projected[2], kv_heads());
     if (config_.rotary.cosine.defined()) {
         const std::int64_t position = cache != nullptr ? cache->length() : 0;
         const Tensor cosine = config_.rotary.cosine.narrow(0, position, time);

@@ -85,12 +85,17 @@ public:
     std::int64_t heads() const { return q_proj.weight.size(0) / config_.head_size; }
     std::int64_t kv_heads() const { return k_proj.weight.size(0) / config_.head_size; }
     std::int64_t head_size() const { return config_.head_size; }
+    /// Whether backward computes the attention again instead of keeping its result.
+    void set_recompute(bool recompute) { recompute_ = recompute; }
 
 private:
     struct Completed {};
     Attention(AttentionConfig config, Completed);
+    /// From queries, keys and values, (batch, time, heads * head_size) each, to the output.
+    Tensor attend(const std::vector<Tensor>& projected, KeyValueCache* cache, std::int64_t layer);
 
     AttentionConfig config_;  // with all defaults filled in
+    bool recompute_ = false;
 };
 
 }  // namespace potluck::nn

@@ -4,11 +4,13 @@
 #include <functional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "autograd/ops/activation.h"
 #include "core/error.h"
 #include "nn/layers/linear.h"
 #include "nn/module.h"
+#include "nn/recompute.h"
 
 namespace potluck::nn {
 
@@ -52,7 +54,16 @@ public:
     void members(Members& m) override {
         m("gate_proj", gate_proj)("up_proj", up_proj)("down_proj", down_proj);
     }
-    Tensor forward(const Tensor& x) override { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
+    Tensor forward(const Tensor& x) override {
+        const auto rest = [this](const std::vector<Tensor>& in) { return down_proj(swiglu(in[0], in[1])); };
+        const std::vector<Tensor> inputs{gate_proj(x), up_proj(x)};
+        return recompute_ ? recompute_in(*this, rest, inputs) : rest(inputs);
+    }
+    /// Whether backward computes the product of gate and up again instead of keeping it.
+    void set_recompute(bool recompute) { recompute_ = recompute; }
+
+private:
+    bool recompute_ = false;
 };
 
 }  // namespace potluck::nn

@@ -11,6 +11,7 @@
 #include "autograd/ops/view.h"
 #include "core/format.h"
 #include "nn/init.h"
+#include "nn/recompute.h"
 
 namespace potluck::nn {
 namespace {
@@ -47,6 +48,12 @@ GPT2Attention::GPT2Attention(const GPT2Config& config)
 Tensor GPT2Attention::forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) {
     const RandomSiteScope site(random_site());
     const Tensor qkv = c_attn(x);  // (batch, time, 3 * heads * head_size)
+    if (!recompute_ || cache != nullptr) return attend(qkv, cache, layer);
+    return recompute_in(*this, [this](const std::vector<Tensor>& in) { return attend(in[0], nullptr, 0); },
+                        {qkv});
+}
+
+Tensor GPT2Attention::attend(const Tensor& qkv, KeyValueCache* cache, std::int64_t layer) {
     const std::vector<Tensor> parts = split(qkv, heads() * head_size_, -1);
     const Tensor q = split_heads(parts[0], heads());  // (batch, heads, time, head_size)
     Tensor k = split_heads(parts[1], heads());
@@ -61,6 +68,11 @@ GPT2MLP::GPT2MLP(const GPT2Config& config)
     : c_fc(config.width, 4 * config.width), c_proj(4 * config.width, config.width) {}
 
 Tensor GPT2MLP::forward(const Tensor& x) {
+    if (recompute_)
+        return recompute_in(
+            *this,
+            [this](const std::vector<Tensor>& before) { return c_proj(gelu(before[0], GeluKind::tanh)); },
+            {c_fc(x)});
     if (c_fc.branch) return c_proj(gelu(c_fc(x), GeluKind::tanh));
     return c_proj(linear_gelu(x, c_fc.weight.transpose(0, 1), c_fc.bias));
 }

@@ -52,10 +52,15 @@ public:
     /// Heads that the weights make.
     std::int64_t heads() const { return c_attn.weight.size(1) / (3 * head_size_); }
     std::int64_t head_size() const { return head_size_; }
+    void set_recompute(bool recompute) { recompute_ = recompute; }
 
 private:
+    /// From queries, keys and values to the output.
+    Tensor attend(const Tensor& qkv, KeyValueCache* cache, std::int64_t layer);
+
     std::int64_t head_size_;
     double dropout_;
+    bool recompute_ = false;
 };
 
 class GPT2MLP : public Module {
@@ -65,6 +70,10 @@ public:
     explicit GPT2MLP(const GPT2Config& config);
     void members(Members& m) override { m("c_fc", c_fc)("c_proj", c_proj); }
     Tensor forward(const Tensor& x) override;
+    void set_recompute(bool recompute) { recompute_ = recompute; }
+
+private:
+    bool recompute_ = false;
 };
 
 /// x + attn(ln_1(x)), then x + mlp(ln_2(x)).
@@ -83,6 +92,10 @@ public:
     Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) override;
     std::int64_t kv_heads() const override { return attn.heads(); }
     std::int64_t head_size() const override { return attn.head_size(); }
+    void set_recompute_parts(bool recompute) override {
+        attn.set_recompute(recompute);
+        mlp.set_recompute(recompute);
+    }
 };
 
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) with the names and shapes of

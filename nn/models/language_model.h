@@ -12,6 +12,20 @@
 
 namespace potluck::nn {
 
+/// What a stack of blocks computes again in backward instead of keeping it (see autograd/recompute.h): less memory for more
+/// time. Loss and gradients are the same bits.
+struct RecomputePolicy {
+    enum class What : std::uint8_t {
+        nothing,
+        attention_and_activation,  // within each block what is large and cheap: attention weights' results, gelu or swiglu
+        blocks                     // whole blocks, of which only the inputs are kept
+    };
+
+    What what = What::nothing;
+    std::int64_t together =
+        1;  // with `blocks`: consecutive blocks that are one region, so that one input is kept of them
+};
+
 /// One layer of a stack: (batch, time, width) to (batch, time, width).
 class Block : public Module {
 public:
@@ -22,6 +36,8 @@ public:
     /// that has a share of the heads needs a cache for that share.
     virtual std::int64_t kv_heads() const = 0;
     virtual std::int64_t head_size() const = 0;
+    /// Whether attention and activation are computed again in backward: RecomputePolicy::What::attention_and_activation.
+    virtual void set_recompute_parts(bool recompute) = 0;
 };
 
 /// A model that predicts the next token of a text: ids (batch, time) i64 to logits (batch, time, vocabulary). It is a stack:
@@ -48,6 +64,10 @@ public:
     /// A cache for `batch` texts of at most context() tokens, in the model's dtype and on its device.
     KeyValueCache make_cache(std::int64_t batch);
 
+    /// What backward computes again from now on. Throws Error when fewer than 1 block are to be together.
+    void set_recompute(const RecomputePolicy& policy);
+    const RecomputePolicy& recompute_policy() const { return recompute_; }
+
     /// The most tokens that the model sees at once.
     std::int64_t context() const { return sizes_.context; }
     std::int64_t vocabulary() const { return sizes_.vocabulary; }
@@ -67,6 +87,7 @@ protected:
 
 private:
     Sizes sizes_;
+    RecomputePolicy recompute_;
 };
 
 /// Block `index` of a list of blocks. Throws Error(op, ...) when there is none.

@@ -49,6 +49,10 @@ public:
     Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) override;
     std::int64_t kv_heads() const override { return self_attn.kv_heads(); }
     std::int64_t head_size() const override { return self_attn.head_size(); }
+    void set_recompute_parts(bool recompute) override {
+        self_attn.set_recompute(recompute);
+        mlp.set_recompute(recompute);
+    }
 };
 
 /// Llama (Touvron et al., 2023) with grouped heads and the names and shapes of Hugging Face's LlamaForCausalLM. Weights

@@ -26,7 +26,11 @@ public:
         for (Tensor& parameter : parameters) places_.push_back({std::move(parameter)});
     }
     Residence(Residence&&) = default;
-    ~Residence() { leave(); }
+    /// After an exception the parameters go home, without their gradients.
+    ~Residence() {
+        for (Place& place : places_)
+            if (place.inside) go_home(place);
+    }
 
     /// Starts to copy them to the device.
     void prefetch() {
@@ -52,13 +56,11 @@ public:
         for (Place& place : places_) {
             if (place.inside) {
                 const Tensor gradient = place.parameter.grad();
-                place.parameter.set_grad({});
-                place.parameter.set_elements(place.home);
                 if (gradient.defined())
                     place.gradient = copied_to(place.home.device(), gradient, place.going);
+                go_home(place);
             }
             place.visiting = place.home = Tensor();
-            place.inside = false;
         }
     }
     /// Gives the parameters at home the gradients that went there.
@@ -77,6 +79,12 @@ private:
         CopyHandle coming = {}, going = {};
         Tensor gradient = {};  // on its way home
     };
+
+    static void go_home(Place& place) {
+        place.parameter.set_grad({});
+        place.parameter.set_elements(place.home);
+        place.inside = false;
+    }
 
     Device device_;
     std::vector<Place> places_;
@@ -248,11 +256,6 @@ UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batc
                                          const UpdateRequest& request) {
     const std::vector<Tensor> parameters = model_.parameters();
     const GeneratorStates generators = generator_states(parameters);
-    const auto forget = [&] {
-        set_generator_states(generators);
-        optimizer_.zero_grad();
-        model_.zero_grad();
-    };
     try {
         const RandomUpdateScope random_update(request.number);
         const RandomSiteScope site(model_.random_site());
@@ -276,7 +279,9 @@ UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batc
         model_.zero_grad();
         return result;
     } catch (...) {
-        forget();
+        set_generator_states(generators);
+        optimizer_.zero_grad();
+        model_.zero_grad();
         throw;
     }
 }
