@@ -35,13 +35,19 @@ private:
     bool outer_;
 };
 
+/// Of the generators that a region with these inputs may draw from.
+GeneratorStates states_of(std::vector<Tensor> inputs) {
+    std::erase_if(inputs, [](const Tensor& input) { return !input.defined(); });
+    return generator_states(inputs);
+}
+
 /// Thrown through the region when it has made all that backward needs. No std::exception, which a region may catch.
 struct Enough {};
 
 /// One call of a region: what it needs to run again, and what that brought.
 class Call {
 public:
-    Call(Region region, const std::vector<Tensor>& inputs) : region_(std::move(region)), generators_(inputs) {
+    Call(Region region, const std::vector<Tensor>& inputs) : region_(std::move(region)), generators_(states_of(inputs)) {
         place_.name = "recompute";
         inputs_ = Saved(place_, {}, inputs);
     }
@@ -65,7 +71,7 @@ private:
         const AnomalyCheck no_check(false);  // the first time was checked
         const RandomContextScope random(random_);
         const RecomputingScope again;
-        const GeneratorStates now = generator_states(inputs);
+        const GeneratorStates now = states_of(inputs);
         set_generator_states(generators_);
 
         made_.assign(places_, Tensor());

@@ -8,6 +8,7 @@
 #include "autograd/ops/cross_entropy.h"
 #include "autograd/tape.h"
 #include "core/async_copy.h"
+#include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/random.h"
@@ -28,8 +29,10 @@ public:
     Residence(Residence&&) = default;
     /// After an exception the parameters go home, without their gradients.
     ~Residence() {
-        for (Place& place : places_)
+        for (Place& place : places_) {
             if (place.inside) go_home(place);
+            drop_buffer(place);
+        }
     }
 
     /// Starts to copy them to the device.
@@ -51,6 +54,15 @@ public:
             place.inside = true;
         }
     }
+    /// Memory for the gradients, so that it does not depend on the number of micro-batches; f32 for half types.
+    void collect_gradients() {
+        for (Place& place : places_) {
+            const Tensor& x = place.parameter;
+            if (!x.requires_grad() || x.node()->gradient_buffer.defined()) continue;
+            set_gradient_buffer(x, empty(x.shape(), {accumulation_dtype(x.dtype()), x.device()}));
+            place.has_buffer = true;
+        }
+    }
     /// Back home; gradients that they have collected go along.
     void leave() {
         for (Place& place : places_) {
@@ -61,6 +73,7 @@ public:
                 go_home(place);
             }
             place.visiting = place.home = Tensor();
+            drop_buffer(place);
         }
     }
     /// Gives the parameters at home the gradients that went there.
@@ -76,10 +89,16 @@ private:
         Tensor parameter;
         Tensor home = {}, visiting = {};  // its elements there and here, while it is away
         bool inside = false;
+        bool has_buffer = false;
         CopyHandle coming = {}, going = {};
         Tensor gradient = {};  // on its way home
     };
 
+    /// The gradient that shows the buffer stays.
+    static void drop_buffer(Place& place) {
+        if (std::exchange(place.has_buffer, false) && place.parameter.requires_grad())
+            set_gradient_buffer(place.parameter, {});
+    }
     static void go_home(Place& place) {
         place.parameter.set_grad({});
         place.parameter.set_elements(place.home);
@@ -131,6 +150,7 @@ public:
             forward(/*keep=*/true);
         }
         const Tensor sum = zeros({1}, {DType::f64, device_});
+        outside().collect_gradients();
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             const RandomItemsScope items = items_of(m);
             shelf_.prefetch(place(layers_, m + 1));
@@ -143,6 +163,7 @@ public:
         for (std::size_t i = layers_; i-- > 0;) {
             stages_[i].enter();
             if (i > 0) stages_[i - 1].prefetch();
+            stages_[i].collect_gradients();
             for (std::size_t m = 0; m < batches_.size(); ++m) {
                 const RandomItemsScope items = items_of(m);
                 shelf_.prefetch(place(i, m + 1));

@@ -27,18 +27,21 @@ void Shelf::put(std::size_t place, const Tensor& x) {
 }
 
 void Shelf::prefetch(std::size_t place) {
-    if (device_ == memory_ || place >= places_.size()) return;
-    Place& one = places_[place];
-    if (!one.kept.defined() || one.here.defined()) return;
+    // Between CPU devices a copy is done at once, so starting early gains nothing.
+    if (!(device_.is_cpu() && memory_.is_cpu()) && place < places_.size()) start_back(places_[place]);
+}
+
+void Shelf::start_back(Place& place) const {
+    if (!place.kept.defined() || place.here.defined()) return;
     const OpScope scope("offload");
-    one.here = Tensor::empty(one.kept.shape(), {one.kept.dtype(), device_});
-    one.coming = copy_async(one.kept, one.here);
+    place.here = Tensor::empty(place.kept.shape(), {place.kept.dtype(), device_});
+    place.coming = copy_async(place.kept, place.here);
 }
 
 Tensor Shelf::get(std::size_t place) {
     if (device_ == memory_) return places_[place].kept.detach();
-    prefetch(place);
     Place& one = places_[place];
+    start_back(one);
     one.coming.wait_on(StreamKind::compute);
     one.coming = CopyHandle();
     return std::exchange(one.here, Tensor());

@@ -29,6 +29,8 @@ private:
         CopyHandle coming = {};
     };
 
+    void start_back(Place& place) const;
+
     Device device_, memory_;
     std::vector<Place> places_;
 };

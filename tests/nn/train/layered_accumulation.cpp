@@ -81,8 +81,9 @@ TEST_CASE("layered accumulation: losses, norms and parameters of OneDevice, drop
             nn::GPT2 plain = small_gpt();
             plain.to(far_device());
             const Outcome expected = train(plain, [&](optim::Optimizer& optimizer) {
-                return std::make_unique<OneDevice>(plain, optimizer, LossFunction(),
-                                                   OneDeviceOptions{.precision = precision});
+                return std::make_unique<OneDevice>(
+                    plain, optimizer, LossFunction(),
+                    OneDeviceOptions{.precision = precision, .loss_scaler = {.initial = 256}});
             });
             for (const bool inputs : {false, true}) {
                 for (const bool parameters : {false, true}) {
@@ -94,6 +95,7 @@ TEST_CASE("layered accumulation: losses, norms and parameters of OneDevice, drop
                         return std::make_unique<LayeredAccumulation>(
                             model, optimizer, LossFunction(),
                             LayeredOptions{.precision = precision,
+                                           .loss_scaler = {.initial = 256},
                                            .device = far_device(),
                                            .offload_inputs = inputs,
                                            .offload_parameters = parameters});
@@ -122,9 +124,11 @@ TEST_CASE("layered accumulation: the device's memory is the same for 1 and 32 mi
             (void)execution.update(batches, {0, 1e-3, 0.0});
             return memory_statistics(far_device()).peak;
         };
-        const std::int64_t few = peak(2);
-        CHECK(peak(32) == few);
-        CHECK(peak(1) <= few);
+        const std::int64_t one = peak(1), three = peak(3);
+        CHECK(peak(32) == three);
+        // Beside a GPU the input and the gradient of the next micro-batch are read ahead.
+        const std::int64_t ahead = far_device().is_cpu() ? 0 : 2 * 4 * 8 * 32 * 4;
+        CHECK(three <= one + ahead);
     });
 }
 
