@@ -2,6 +2,9 @@
 
 // Everything that a program needs: `#include <potluck.h>`.
 
+// First, so that the way to it in the compiler's messages is short.
+#include "nn/module.h"
+
 #include "autograd/anomaly.h"
 #include "autograd/autocast.h"
 #include "autograd/grad_mode.h"
@@ -46,7 +49,6 @@
 #include "nn/models/llama.h"
 #include "nn/models/pretrained.h"
 #include "nn/models/sampling.h"
-#include "nn/module.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/optimizer.h"
 #include "nn/optim/schedule.h"

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/backend.h"
+#include "core/capture.h"
 #include "core/format.h"
 #include "core/measure.h"
 
@@ -18,7 +19,7 @@ enum class Content { finite, infinite, nan };
 
 Content content_of(const char* op, const Tensor& x) {
     if (!x.defined() || !is_floating(x.dtype())) return Content::finite;
-    if (backend(x.device()).is_recording())
+    if (backend(x.device()).is_recording() || detail::is_replaying(x.device()))
         throw Error(
             op,
             "the anomaly check reads every result, and no value can be read while work is being recorded. "

@@ -11,8 +11,8 @@ namespace potluck {
 /// of the block. The first op that makes a NaN, or an infinity out of finite numbers, throws an Error that names it.
 /// An infinity that came in, such as -inf for a masked score, may go on. Behind `where`, the branch that is not taken is
 /// checked like any other: a NaN in it is named where it was made (sqrt, log).
-/// Every check reads the whole tensor: for searching a fault, not for training. Inside capture() of a GPU nothing can be
-/// read, so there the first op throws an Error that says so.
+/// Every check reads the whole tensor: for searching a fault, not for training. Inside capture() nothing can be read, so
+/// there the first op throws an Error that says so (on the CPU at the replay, which runs the work).
 class AnomalyCheck {
 public:
     /// `on` false takes the check away for a block within.

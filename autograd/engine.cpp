@@ -250,7 +250,11 @@ private:
             const Node& node = *item.node;
             if (to_leaves_) item.target = node.depth == 0 || node.retains_gradient;
             item.dtype = node.dtype;
-            if (to_leaves_ && node.gradient_buffer.defined()) use_buffer(item);
+            if (to_leaves_ && node.gradient_buffer.defined())
+                use_buffer(item);
+            else if (to_leaves_ && node.depth == 0 && detail::is_half(node.dtype) && node.hooks.empty() &&
+                     has_stored(*item.node))
+                item.dtype = DType::f32;  // see sum_of()
             if (is_freed(node) && !(item.target && !to_leaves_))
                 throw Error(
                     caller_,
@@ -268,11 +272,17 @@ private:
                 item.runs = item.runs || (input != nullptr && item_of(*input).needed);
             item.needed = item.target || item.runs;
         }
+        check_buffers();
         for (Item& item : items_) {
             if (!item.needed) continue;
             for (const std::shared_ptr<Node>& input : item.node->inputs)
                 if (input != nullptr && item_of(*input).needed) ++item_of(*input).consumers;
         }
+    }
+
+    static bool has_stored(Node& node) {
+        const std::lock_guard lock(node.gradient_mutex);
+        return node.gradient.defined();
     }
 
     void use_buffer(Item& item) {
@@ -286,6 +296,29 @@ private:
         item.buffered = true;
         item.direct = item.node->hooks.empty();
         item.dtype = item.node->gradient_buffer.dtype();
+    }
+
+    /// Two leaves with one buffer would overwrite each other's sums.
+    void check_buffers() const {
+        std::vector<const Tensor*> buffers;
+        for (const Item& item : items_)
+            if (item.buffered && item.node->gradient_buffer.count() > 0)
+                buffers.push_back(&item.node->gradient_buffer);
+        const auto begin_of = [](const Tensor& x) {
+            return std::pair(x.storage().get(), x.offset() * size_of(x.dtype()));
+        };
+        std::sort(buffers.begin(), buffers.end(),
+                  [&](const Tensor* a, const Tensor* b) { return begin_of(*a) < begin_of(*b); });
+        for (std::size_t i = 1; i < buffers.size(); ++i) {
+            const Tensor &one = *buffers[i - 1], &next = *buffers[i];
+            if (one.storage() != next.storage() ||
+                begin_of(one).second + one.bytes() <= begin_of(next).second)
+                continue;
+            throw Error(caller_,
+                        fmt::format("the gradient buffers of two leaves {} and {} overlap in memory, so that "
+                                    "each would overwrite the other's sum. Give each leaf a part of its own.",
+                                    pretty(one.shape()), pretty(next.shape())));
+        }
     }
 
     static bool is_freed(const Node& node) { return node.saved.freed_; }
@@ -418,7 +451,9 @@ private:
     bool join_stored(Item& item, const Tensor& gradient) const {
         if (create_graph_ || item.continues_stored) return false;
         Node& node = *item.node;
-        item.stored = take(node, may_change);
+        item.stored = take(node, [](const Tensor& stored) {
+            return may_change(stored) && !detail::is_half(stored.dtype());
+        });
         if (!item.stored.defined()) return false;
         backend(node.device).add_scaled(gradient, 1.0, item.stored);
         return true;
@@ -451,11 +486,7 @@ private:
     // ---- collecting ----
 
     bool has_sum(const Item& item) const {
-        const auto stored = [&] {
-            const std::lock_guard lock(item.node->gradient_mutex);
-            return item.node->gradient.defined();
-        };
-        return item.gradient.defined() || ((item.direct || may_continue(item)) && stored());
+        return item.gradient.defined() || ((item.direct || may_continue(item)) && has_stored(*item.node));
     }
 
     bool may_continue(const Item& item) const {
@@ -550,10 +581,12 @@ private:
         }
     }
 
-    /// In fresh memory: somebody else may hold the old one.
+    /// In fresh memory: somebody else may hold the old one. Half types are added in f32, whatever the number of backwards.
     Tensor sum_of(const Tensor& old, const Tensor& gradient) const {
-        if (create_graph_) return to(old, promote(old.dtype(), gradient.dtype())) + gradient;
-        Tensor sum = detail::copy_of(old);
+        const bool widens = detail::is_half(old.dtype());
+        if (create_graph_)
+            return to(old, widens ? DType::f32 : promote(old.dtype(), gradient.dtype())) + gradient;
+        Tensor sum = widens ? detail::cast(old, DType::f32) : detail::copy_of(old);
         backend(old.device()).add_scaled(gradient, 1.0, sum);
         return sum;
     }

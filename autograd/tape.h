@@ -10,6 +10,7 @@
 
 #include "autograd/grad_mode.h"
 #include "autograd/saved.h"
+#include "core/options.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -106,6 +107,9 @@ struct BackwardOptions {
 ///   After an exception, whoever had no gradient before has none; a gradient that was there before may hold a part of
 ///   this run, so zero it before going on.
 ///
+/// The gradient of an f16 or bf16 leaf is of that dtype after one backward, and f32 once a second one has been added, so
+/// that a sum over many is not rounded to the half type. So does a tensor that retains its gradient.
+///
 /// Threads: a graph belongs to the thread that walks it; another one that comes upon it gets an Error. Graphs of
 /// different threads may share leaves: their gradients become the sum (in no fixed order, so of no fixed rounding), and
 /// hooks run in the thread of their backward. A leaf with a gradient buffer takes part in one backward at a time: a
@@ -115,11 +119,16 @@ struct BackwardOptions {
 /// breaks the circle. gradients() makes no such circle. A leaf with a gradient buffer refuses create_graph: a buffer is
 /// memory, not a place on the tape.
 void backward(const Tensor& root, const BackwardOptions& options = {});
+template <std::size_t N>
+void backward(const Tensor&, MistypedOptions<N>, Refused<"no such option: see BackwardOptions", N> = {});
 
 /// The gradients of `root` with respect to `inputs`, without touching anybody's grad(). Undefined where root does not
 /// depend on an input.
 std::vector<Tensor> gradients(const Tensor& root, const std::vector<Tensor>& inputs,
                               const BackwardOptions& options = {});
+template <std::size_t N>
+std::vector<Tensor> gradients(const Tensor&, const std::vector<Tensor>&, MistypedOptions<N>,
+                              Refused<"no such option: see BackwardOptions", N> = {});
 
 /// Runs `hook` on the gradient of `tensor` in every later backward, before it goes on to the ops behind or is added to
 /// grad(). It sees what this backward alone has collected, in the dtype of the tensor (or of its gradient buffer), and
@@ -146,7 +155,7 @@ void retain_gradient(const Tensor& tensor);
 /// It is also gone, without a word, once the leaf is moved to another device, and there and back, or converted to a dtype
 /// that it does not fit (Module::to()): set it again then.
 /// Throws Error when `leaf` is not a leaf that requires a gradient, or when the buffer does not fit or lies in the leaf's
-/// own memory.
+/// own memory. A backward() that comes upon two leaves whose buffers overlap throws Error before anything is changed.
 void set_gradient_buffer(const Tensor& leaf, const Tensor& buffer);
 
 /// The tape that leads to `root`, one op a line: op, shape, dtype, inputs, bytes saved.

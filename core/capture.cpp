@@ -37,8 +37,10 @@ std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work)
     return backend(device).capture(std::move(work));
 }
 
+bool detail::is_replaying(Device device) { return replays > 0 && device.is_cpu(); }
+
 void detail::require_readable(const char* op, Device device) {
-    if (replays > 0 && device.is_cpu())
+    if (is_replaying(device))
         throw Error(
             op,
             "captured work cannot read values on the host. Read them after the replay, from tensors that "

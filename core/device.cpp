@@ -4,6 +4,7 @@
 #include <atomic>
 #include <charconv>
 #include <mutex>
+#include <ostream>
 
 #include "core/cpu/cpu_backend.h"
 #include "core/device_registry.h"
@@ -77,6 +78,8 @@ std::string name_of(Device device) {
     return fmt::format("{}:{}", device.kind == DeviceKind::cpu ? "cpu" : "cuda", device.index);
 }
 
+std::ostream& operator<<(std::ostream& stream, Device device) { return stream << name_of(device); }
+
 Device parse_device(const std::string& text) {
     for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
         const std::string_view name = kind == DeviceKind::cpu ? "cpu" : "cuda";
@@ -97,8 +100,11 @@ DeviceEntry& device_entry(Device device) {
     std::string all;
     for (const Device known : registered_devices()) all += (all.empty() ? "" : ", ") + name_of(known);
     const std::string& why = registry().why_none;
-    throw Error("device", fmt::format("there is no device {} here; this build and machine offer: {}.{}",
-                                      device, all, why.empty() ? "" : " Reason: " + why + "."));
+    const std::string advice = device.is_cpu() ? " Use one of these, or make another by add_cpu_device()."
+                                               : " Use one of these: best_device() is the fastest.";
+    throw Error("device",
+                fmt::format("there is no device {} here; this build and machine offer: {}.{}{}", device, all,
+                            why.empty() || device.is_cpu() ? "" : " Reason: " + why + ".", advice));
 }
 
 void register_device(Device device, std::unique_ptr<Backend> backend) {
@@ -122,7 +128,7 @@ Device add_cpu_device(CpuDeviceOptions options) {
         throw Error(op, fmt::format("there are {} CPU devices already. Use one of them.", most_devices));
     auto entry = std::make_unique<DeviceEntry>(
         device, std::make_unique<CpuBackend>(checked_threads(op, options.threads)));
-    entry->memory.set_cap(options.memory_cap);
+    entry->memory.set_cap(options.memory_cap, op);
     entry->generator = Generator(default_generator().state().seed);
     all.add(std::move(entry));
     return device;

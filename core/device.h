@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
+
+#include "core/options.h"
 
 namespace potluck {
 
@@ -26,6 +29,8 @@ struct Device {
 
 /// "cpu", "cpu:1", "cuda:0".
 std::string name_of(Device device);
+/// Prints its name.
+std::ostream& operator<<(std::ostream& stream, Device device);
 /// Reads "cpu", "cpu:1", "cuda", "cuda:1" (without a number: 0); throws Error for any other text.
 Device parse_device(const std::string& text);
 
@@ -59,5 +64,7 @@ struct CpuDeviceOptions {
 /// default generator (which begins with the seed of cpu's). So one process can play several machines, or keep two
 /// trainings out of each other's way. Throws Error for options that cannot be, and after 63.
 Device add_cpu_device(CpuDeviceOptions options = {});
+template <std::size_t N>
+Device add_cpu_device(MistypedOptions<N>, Refused<"no such option: see CpuDeviceOptions", N> = {});
 
 }  // namespace potluck

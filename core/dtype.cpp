@@ -1,5 +1,7 @@
 #include "core/dtype.h"
 
+#include <ostream>
+
 #include "core/scalar.h"
 
 namespace potluck {
@@ -31,6 +33,8 @@ std::int64_t size_of(DType dtype) {
     }
     return 1;
 }
+
+std::ostream& operator<<(std::ostream& stream, DType dtype) { return stream << name_of(dtype); }
 
 std::string_view name_of(DType dtype) {
     switch (dtype) {

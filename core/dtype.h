@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <iosfwd>
 #include <string_view>
 #include <type_traits>
 
@@ -16,6 +17,8 @@ enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, i32, u8, boolean };
 std::int64_t size_of(DType dtype);
 /// "f64", "f32", "f16", "bf16", "i64", "i32", "u8", "bool".
 std::string_view name_of(DType dtype);
+/// Prints its name.
+std::ostream& operator<<(std::ostream& stream, DType dtype);
 bool is_floating(DType dtype);
 /// f16 and bf16.
 bool is_half(DType dtype);

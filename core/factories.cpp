@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "core/backend.h"
 #include "core/copies.h"
@@ -259,19 +260,42 @@ Tensor detail::tensor_of(std::span<const Scalar> values, const Shape& shape, Ten
     return upload_held(numbers.data(), numbers.size(), shape, options);
 }
 
-Tensor detail::tensor_of_rows(std::span<const std::initializer_list<Scalar>> rows, TensorOptions options) {
-    if (rows.empty()) return tensor_of({}, {0}, options);  // tensor({})
-    const std::size_t width = rows[0].size();
-    std::vector<Scalar> values;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i].size() != width)
-            throw Error("tensor",
-                        fmt::format("row {} has {} values and row 0 has {}. Rows must be equally long.", i,
-                                    rows[i].size(), width));
-        values.insert(values.end(), rows[i].begin(), rows[i].end());
+namespace {
+
+/// Appends the numbers of a list that stands at `place` among those above it, where the lists are to make `shape`.
+void collect(const detail::Nested& list, const Shape& shape, std::vector<std::size_t>& place,
+             std::vector<Scalar>& numbers) {
+    const auto require = [&](bool fits, const std::string& what, const std::string& first) {
+        if (fits) return;
+        throw Error("tensor",
+                    fmt::format("row {} {} and row {} {}. Rows must be equally long.", fmt::join(place, ", "),
+                                what, fmt::join(std::vector<int>(place.size()), ", "), first));
+    };
+    const std::size_t axis = place.size();
+    require(list.is_list() == (axis < shape.size()), list.is_list() ? "is a list" : "is a number",
+            list.is_list() ? "is a number" : "is a list");
+    if (!list.is_list()) return numbers.push_back(list.number());
+    const auto count = static_cast<std::int64_t>(list.list().size());
+    require(count == shape[axis], fmt::format("has {} values", count), fmt::format("has {}", shape[axis]));
+    place.push_back(0);
+    for (const detail::Nested& one : list.list()) {
+        collect(one, shape, place, numbers);
+        ++place.back();
     }
-    return tensor_of(values, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(width)},
-                     options);
+    place.pop_back();
+}
+
+}  // namespace
+
+Tensor detail::tensor_of_list(const Nested& list, TensorOptions options) {
+    Shape shape;
+    for (const Nested* first = &list; first != nullptr && first->is_list();
+         first = first->list().empty() ? nullptr : &first->list().front())
+        shape.push_back(static_cast<std::int64_t>(first->list().size()));
+    std::vector<Scalar> numbers;
+    std::vector<std::size_t> place;
+    collect(list, shape, place, numbers);
+    return tensor_of(numbers, shape, options);
 }
 
 Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options) {

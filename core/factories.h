@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -46,21 +48,35 @@ Tensor from_values(std::span<const T> values, const Shape& shape, Device device 
 namespace detail {
 /// Integers keep all of their 64 bits until they are converted to the dtype.
 Tensor tensor_of(std::span<const Scalar> values, const Shape& shape, TensorOptions options);
-Tensor tensor_of_rows(std::span<const std::initializer_list<Scalar>> rows, TensorOptions options);
+
+/// A number, or a list of such, in any depth.
+class Nested {
+public:
+    template <std::convertible_to<Scalar> Number>
+    Nested(Number number) : number_(number) {}
+    Nested(std::initializer_list<Nested> list) : list_(list), is_list_(true) {}
+
+    const Scalar& number() const { return number_; }
+    const std::vector<Nested>& list() const { return list_; }
+    bool is_list() const { return is_list_; }
+
+private:
+    Scalar number_ = 0;
+    std::vector<Nested> list_;
+    bool is_list_ = false;
+};
+Tensor tensor_of_list(const Nested& list, TensorOptions options);
 }  // namespace detail
 
-/// tensor(3.5), tensor({1, 2}), tensor({{1, 2}, {3, 4}}): f32, whole numbers too.
+/// tensor(3.5), tensor({1, 2}), tensor({{1, 2}, {3, 4}}), and so on: f32, whole numbers too. Throws Error for lists side by
+/// side that are not equally long.
 template <class Number>
 requires std::is_arithmetic_v<Number> Tensor tensor(Number value, TensorOptions options = {}) {
     const Scalar scalar = value;
     return detail::tensor_of({&scalar, 1}, {}, options);
 }
-template <int = 0>  // so that {{1}, {2}} are rows, which fits a list of numbers as well
-Tensor tensor(std::initializer_list<Scalar> values, TensorOptions options = {}) {
-    return detail::tensor_of(values, {static_cast<std::int64_t>(values.size())}, options);
-}
-inline Tensor tensor(std::initializer_list<std::initializer_list<Scalar>> rows, TensorOptions options = {}) {
-    return detail::tensor_of_rows({rows.begin(), rows.size()}, options);
+inline Tensor tensor(std::initializer_list<detail::Nested> list, TensorOptions options = {}) {
+    return detail::tensor_of_list(list, options);
 }
 /// The values of a vector, row-major in a shape, or in one row without a shape; in the dtype of its elements (f32 for
 /// double, as everywhere).
@@ -70,6 +86,10 @@ Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions op
 template <Element T>
 Tensor tensor(const std::vector<T>& values) {
     return tensor(values, {static_cast<std::int64_t>(values.size())});
+}
+template <Element T, std::size_t N>
+Tensor tensor(const std::array<T, N>& values) {
+    return tensor(std::vector<T>(values.begin(), values.end()));
 }
 
 /// A tensor over the caller's memory (row-major, CPU), without a copy; `release` runs when the last view is gone.

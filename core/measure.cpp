@@ -1,6 +1,8 @@
 #include "core/measure.h"
 
 #include "core/backend.h"
+#include "core/capture.h"
+#include "core/op_scope.h"
 
 namespace potluck {
 
@@ -8,6 +10,7 @@ SquareSums sum_of_squares(std::span<const Tensor> tensors) {
     SquareSums sums;
     if (tensors.empty()) return sums;
     const Device device = tensors.front().device();
+    detail::require_readable(OpScope::current(), device);
     Tensor result = Tensor::empty({3}, {DType::f64, device});
     backend(device).sum_of_squares(tensors, result);
     static_assert(sizeof(sums) == 3 * sizeof(double));
@@ -18,6 +21,7 @@ SquareSums sum_of_squares(std::span<const Tensor> tensors) {
 double largest_magnitude(std::span<const Tensor> tensors) {
     if (tensors.empty()) return 0.0;
     const Device device = tensors.front().device();
+    detail::require_readable(OpScope::current(), device);
     Tensor result = Tensor::empty({}, {DType::f64, device});
     backend(device).largest_magnitude(tensors, result);
     return result.item<double>();

@@ -196,9 +196,9 @@ void MemoryBook::reset_peak() {
     at_peak_ = true;
 }
 
-void MemoryBook::set_cap(std::int64_t bytes) {
+void MemoryBook::set_cap(std::int64_t bytes, const char* op) {
     if (bytes < 0)
-        throw Error("set_memory_cap", fmt::format("{} bytes. Give a size, or 0 for no cap.", bytes));
+        throw Error(op, fmt::format("a memory cap of {} bytes. Give a size, or 0 for no cap.", bytes));
     const std::lock_guard lock(mutex_);
     cap_ = bytes;
     shrink_cache(footprint_limit() - live_blocks_);

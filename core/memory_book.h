@@ -30,7 +30,8 @@ public:
 
     MemoryStatistics statistics() const;
     void reset_peak();
-    void set_cap(std::int64_t bytes);
+    /// Throws Error(op, ...) when it is negative.
+    void set_cap(std::int64_t bytes, const char* op = "set_memory_cap");
     void release_cached();
 
 private:

@@ -109,6 +109,9 @@ std::string to_string(const Shape& shape) { return fmt::format("({})", fmt::join
 std::ostream& sizes::operator<<(std::ostream& stream, const Shape& shape) {
     return stream << to_string(shape);
 }
+std::ostream& sizes::operator<<(std::ostream& stream, const Strides& strides) {
+    return stream << fmt::format("({})", fmt::join(strides, ", "));
+}
 
 Tensor Tensor::empty(const Shape& shape, TensorOptions options) {
     const std::int64_t count = element_count(shape);

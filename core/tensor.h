@@ -12,6 +12,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/options.h"
 #include "core/scalar.h"
 #include "core/storage.h"
 
@@ -28,14 +29,21 @@ public:
     Shape() = default;
     Shape(std::vector<std::int64_t> sizes) : std::vector<std::int64_t>(std::move(sizes)) {}
 };
-/// Prints "(2, 3)".
+/// Steps between neighbours along each axis, counted in elements. 0 repeats one element (broadcasting). A vector that can
+/// be printed.
+class Strides : public std::vector<std::int64_t> {
+public:
+    using std::vector<std::int64_t>::vector;
+    Strides() = default;
+    Strides(std::vector<std::int64_t> steps) : std::vector<std::int64_t>(std::move(steps)) {}
+};
+/// Both print "(2, 3)".
 std::ostream& operator<<(std::ostream& stream, const Shape& shape);
+std::ostream& operator<<(std::ostream& stream, const Strides& strides);
 
 }  // namespace sizes
 using sizes::Shape;
-
-/// Steps between neighbours along each axis, counted in elements. 0 repeats one element (broadcasting).
-using Strides = std::vector<std::int64_t>;
+using sizes::Strides;
 
 /// Number of elements. Throws Error for a negative size, or when the product does not fit in 63 bits.
 std::int64_t element_count(const Shape& shape);
@@ -51,6 +59,15 @@ std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t
 std::string to_string(const Shape& shape);
 
 struct Node;  // a tensor's place on the tape: autograd/tape.h
+
+namespace detail {
+/// What somebody assigns to a tensor without a name, such as a row: the assignment would be lost.
+struct AssignedToNoName {
+    template <class T>
+    AssignedToNoName(const T&,
+                     Refused<"write x[0].copy_(y), p.set_grad(y), or name the tensor", sizeof(T)> = {});
+};
+}  // namespace detail
 
 /// What a factory makes: dtype and device.
 struct TensorOptions {
@@ -76,7 +93,7 @@ public:
     Tensor(Tensor&&) noexcept = default;
     Tensor& operator=(const Tensor&) & = default;
     Tensor& operator=(Tensor&&) & noexcept = default;
-    Tensor& operator=(const Tensor&) && = delete;  // write x[0].copy_(y), p.set_grad(y), or name the tensor
+    Tensor& operator=(const detail::AssignedToNoName&) &&;
     ~Tensor() = default;
     /// Fresh memory with undefined content, row-major. See zeros(), full(), randn() for initialised ones.
     static Tensor empty(const Shape& shape, TensorOptions options = {});

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/backend.h"
+#include "core/capture.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -31,6 +32,9 @@ void copy_in(const Tensor& to, const void* from) {
 UpdateControl::UpdateControl(Device device, std::int64_t steps)
     : values_(Tensor::empty({static_cast<std::int64_t>(update_number_count)}, {DType::f64, device})),
       steps_(steps) {
+    if (steps < 0)
+        throw Error("update",
+                    fmt::format("steps is {}. It must not be negative: give optimizer.steps().", steps));
     UpdateNumbers numbers;
     numbers.steps = static_cast<double>(steps);
     copy_in(values_, &numbers);
@@ -90,6 +94,7 @@ void UpdateControl::decide() {
 
 UpdateNumbers UpdateControl::read() {
     const OpScope scope("update");
+    detail::require_readable("update", device());
     UpdateNumbers numbers;
     backend(device()).copy_to_host(&numbers, values_.raw_data(), values_.bytes());
     steps_ = static_cast<std::int64_t>(numbers.steps);

@@ -44,7 +44,7 @@ inline constexpr std::size_t update_number_count = sizeof(UpdateNumbers) / sizeo
 /// before it.
 class UpdateControl {
 public:
-    /// `steps`: how many updates the optimizer has made before.
+    /// `steps`: how many updates the optimizer has made before. Throws Error when it is negative.
     explicit UpdateControl(Device device = Device::cpu(), std::int64_t steps = 0);
 
     struct Inputs {

@@ -65,10 +65,9 @@ Example get(const Reading& reading, std::int64_t index) {
     const auto failed = [&](std::string_view text) {
         return Error("Loader", fmt::format("{} failed: {}", name_of(reading, index), text));
     };
+    Example example;
     try {
-        Example example = reading.dataset->get(index, item_key(reading.seed, reading.epoch, index));
-        if (!example.input.defined()) throw failed("its input is undefined.");
-        return example;
+        example = reading.dataset->get(index, item_key(reading.seed, reading.epoch, index));
     } catch (const OutOfMemory&) {
         throw;  // says more than we could, and callers react to the type
     } catch (const std::exception& error) {
@@ -76,6 +75,8 @@ Example get(const Reading& reading, std::int64_t index) {
     } catch (...) {
         throw failed("it threw something that is no std::exception.");
     }
+    if (!example.input.defined()) throw failed("its input is undefined.");
+    return example;
 }
 
 /// Global batch `number`: the items of it that `share` holds. Calls `before_item(index)` before each of them.

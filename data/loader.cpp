@@ -1,6 +1,7 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/format.h"
 #include "data/fetcher.h"
@@ -140,7 +141,9 @@ void Loader::check_state(const LoaderState& state) const {
             fmt::format("the state belongs to a dataset of {} items, this one has {}. Resume with the "
                         "same data.",
                         state.size, core.cursor.size));
-    if (state.epoch < 0 || state.item < 0 || state.item > state.size)
+    constexpr std::int64_t most_epochs =
+        std::numeric_limits<std::int64_t>::max() / 2;  // others come after it
+    if (state.epoch < 0 || state.epoch > most_epochs || state.item < 0 || state.item > state.size)
         throw Error("Loader",
                     fmt::format("the state (epoch {}, item {}) does not exist in a dataset of {} items.",
                                 state.epoch, state.item, state.size));

@@ -108,7 +108,7 @@ public:
     /// Shares the dataset.
     explicit Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options = {});
     template <std::size_t N>
-    Loader(const Dataset&, MistypedOptions<N>) = delete;  // no such option: see LoaderOptions
+    Loader(const Dataset&, MistypedOptions<N>, Refused<"no such option: see LoaderOptions", N> = {});
     Loader(Loader&&) noexcept = default;
     Loader& operator=(Loader&&) noexcept = default;
 

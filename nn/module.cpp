@@ -90,11 +90,52 @@ void Module::check_assignment(const Module& other) const {
                             other.describe(), describe()));
 }
 
+namespace {
+
+/// Whether `derived` is a type derived from `base`, or that.
+bool derives(const Module& derived, const std::type_info& base) {
+    // Types that only a module names are known by their objects alone: the language has no such question about two types.
+    const auto* const base_class = dynamic_cast<const abi::__class_type_info*>(&base);
+    void* object = dynamic_cast<void*>(const_cast<Module*>(&derived));
+    return typeid(derived) == base ||
+           (base_class != nullptr && typeid(derived).__do_upcast(base_class, &object));
+}
+
+}  // namespace
+
+const std::type_info& Module::copied_type() const noexcept {
+    return original_ != nullptr && !derives(*this, *original_) ? *original_ : typeid(*this);
+}
+
+void Module::check_original() const {
+    if (derives(*this, *original_)) return;  // a Linear that became part of a LoraLinear
+    throw Error(
+        "module",
+        fmt::format("this {} is a copy of a {}, which lost what that type adds. Keep it as what it "
+                    "is (a pointer in a list), or give a Linear or Conv1D the new module as its branch.",
+                    type_name(typeid(*this)), type_name(*original_)));
+}
+
+Module::Module(const Module& other)
+    : detail::WrongForward(other),
+      training_(other.training_),
+      random_site_(other.random_site_),
+      presence_(other.presence_),
+      original_(&other.copied_type()) {}
+
+Module::Module(Module&& other) noexcept
+    : detail::WrongForward(other),
+      training_(other.training_),
+      random_site_(other.random_site_),
+      presence_(std::move(other.presence_)),
+      original_(&other.copied_type()) {}
+
 Module& Module::operator=(const Module& other) {
     check_assignment(other);
     training_ = other.training_;
     random_site_ = other.random_site_;
     presence_ = other.presence_;
+    original_ = &other.copied_type();
     return *this;
 }
 
@@ -104,10 +145,12 @@ Module& Module::operator=(Module&& other) {
     training_ = other.training_;
     random_site_ = other.random_site_;
     presence_ = std::move(other.presence_);
+    original_ = &other.copied_type();
     return *this;
 }
 
 std::vector<Member> Module::list_members() const {
+    check_copy();
     Members m(training_);
     // members() only names what is there. It is not const so that a member can be changed through what it names.
     const_cast<Module*>(this)->members(m);

@@ -142,8 +142,12 @@ class Module : private detail::WrongForward {
 public:
     Module() = default;
     virtual ~Module() = default;
-    Module(const Module&) = default;
-    Module(Module&&) = default;
+    /// A copy of a LoraLinear as a Linear (`Linear x = lora`, `linears.push_back(lora)`) lacks what the derived type adds.
+    /// No constructor can see that; the copy throws Error when it is used: when it computes, and when anybody asks for its
+    /// members (parameters, state, an optimizer, printing). A forward() that is called by its name looks only where it
+    /// calls other modules. See Branch for what adds to a layer.
+    Module(const Module& other);
+    Module(Module&& other) noexcept;
     /// Throws Error when the other is of another type: what a derived type adds would be lost. See Branch.
     Module& operator=(const Module& other);
     Module& operator=(Module&& other);  // NOLINT(performance-noexcept-move-constructor): it throws
@@ -158,6 +162,7 @@ public:
     /// forward(x); an input on the CPU is first moved to where the module's parameters are, so that batches of a loader fit
     /// a model on a GPU.
     Tensor operator()(const Tensor& x) {
+        check_copy();
         const RandomSiteScope site(random_site_);
         return forward(at_home(x));
     }
@@ -222,10 +227,18 @@ private:
 
     Tensor at_home(const Tensor& x) const;
     void check_assignment(const Module& other) const;
+    /// What a copy of this one is a copy of.
+    const std::type_info& copied_type() const noexcept;
+    /// Throws Error when this is a copy of a derived type's module.
+    void check_copy() const {
+        if (original_ != nullptr && *original_ != typeid(*this)) check_original();
+    }
+    void check_original() const;
 
     bool training_ = true;
     std::uint64_t random_site_ = 0;  // 0: none
     Presence presence_;
+    const std::type_info* original_ = nullptr;  // the type of what this was copied or moved from
 };
 
 /// Puts a module and all below into evaluation while it lives, then each back to what it was.

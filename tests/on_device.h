@@ -61,12 +61,8 @@ template <class Number>
 requires std::is_arithmetic_v<Number> Tensor tensor(Number value, TensorOptions options = {}) {
     return potluck::tensor(value, on_test_device(options));
 }
-template <int = 0>
-Tensor tensor(std::initializer_list<Scalar> values, TensorOptions options = {}) {
-    return potluck::tensor(values, on_test_device(options));
-}
-inline Tensor tensor(std::initializer_list<std::initializer_list<Scalar>> rows, TensorOptions options = {}) {
-    return potluck::tensor(rows, on_test_device(options));
+inline Tensor tensor(std::initializer_list<potluck::detail::Nested> list, TensorOptions options = {}) {
+    return potluck::tensor(list, on_test_device(options));
 }
 inline Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options = {}) {
     return potluck::tensor(values, shape, on_test_device(options));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/options.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -21,6 +22,9 @@ struct Attention {
 /// cuda/options.h allows, do not promise this.)
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const Attention& options = {});
+template <std::size_t N>
+Tensor scaled_dot_product_attention(const Tensor&, const Tensor&, const Tensor&, MistypedOptions<N>,
+                                    Refused<"no such option: see Attention", N> = {});
 
 /// The same, composed of matmul, softmax and dropout, which stores the whole matrix: the reference for the fused one, and
 /// differentiable twice. Under a mask or causality, what sees infinity in a row of q, k or v is NaN here.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autograd/ops/height_width.h"
+#include "core/options.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -24,9 +25,15 @@ struct Convolution2d {
 /// Throws Error when shapes do not fit or no window does.
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Convolution1d& options = {});
+template <std::size_t N>
+Tensor conv1d(const Tensor&, const Tensor&, const Tensor&, MistypedOptions<N>,
+              Refused<"no such option: see Convolution1d", N> = {});
 /// The same over images: x (batch, channels, height, width), weight (filters, channels / groups, kernel height, kernel
 /// width); the result has a height and a width, each by the rule of conv1d.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Convolution2d& options = {});
+template <std::size_t N>
+Tensor conv2d(const Tensor&, const Tensor&, const Tensor&, MistypedOptions<N>,
+              Refused<"no such option: see Convolution2d", N> = {});
 
 }  // namespace potluck

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/options.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -18,5 +19,8 @@ struct CrossEntropy {
 /// scalar. When no row counts, the sum and the mean are 0 and so are all gradients. Throws Error that names position
 /// and value for a label that is no class and not ignore_index.
 Tensor cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropy& options = {});
+template <std::size_t N>
+Tensor cross_entropy(const Tensor&, const Tensor&, MistypedOptions<N>,
+                     Refused<"no such option: see CrossEntropy", N> = {});
 
 }  // namespace potluck

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autograd/ops/height_width.h"
+#include "core/options.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -27,11 +28,23 @@ struct Pooling2d {
 
 /// The largest element of each window; NaN wins; the gradient goes to the first place that attains it.
 Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pooling1d& options = {});
+template <std::size_t N>
+Tensor max_pool1d(const Tensor&, std::int64_t, MistypedOptions<N>,
+                  Refused<"no such option: see Pooling1d", N> = {});
 /// The largest element of each window of an image.
 Tensor max_pool2d(const Tensor& x, HeightWidth kernel, const Pooling2d& options = {});
+template <std::size_t N>
+Tensor max_pool2d(const Tensor&, HeightWidth, MistypedOptions<N>,
+                  Refused<"no such option: see Pooling2d", N> = {});
 /// The mean of each window.
 Tensor average_pool1d(const Tensor& x, std::int64_t kernel, const Pooling1d& options = {});
+template <std::size_t N>
+Tensor average_pool1d(const Tensor&, std::int64_t, MistypedOptions<N>,
+                      Refused<"no such option: see Pooling1d", N> = {});
 /// The mean of each window of an image.
 Tensor average_pool2d(const Tensor& x, HeightWidth kernel, const Pooling2d& options = {});
+template <std::size_t N>
+Tensor average_pool2d(const Tensor&, HeightWidth, MistypedOptions<N>,
+                      Refused<"no such option: see Pooling2d", N> = {});
 
 }  // namespace potluck

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/options.h"
 #include "core/tensor.h"
 
 namespace potluck {
@@ -17,6 +18,8 @@ public:
     template <std::integral T>
     requires(!std::same_as<T, bool>) Axes(T axis)
         : std::vector<std::int64_t>{static_cast<std::int64_t>(axis)} {}
+    template <std::same_as<bool> T>
+    Axes(T, Refused<"this is the place of the axes: write {} for all of them", sizeof(T)> = {});
     Axes(std::initializer_list<std::int64_t> axes) : std::vector<std::int64_t>(axes) {}
     Axes(std::vector<std::int64_t> axes) : std::vector<std::int64_t>(std::move(axes)) {}
 };
@@ -38,8 +41,14 @@ Tensor argmin(const Tensor& x);
 Tensor argmin(const Tensor& x, std::int64_t axis, bool keep_axis = false);
 /// Variance with `correction` (1: unbiased, the default; 0: population), two-pass. NaN when count <= correction.
 Tensor var(const Tensor& x, const Axes& axes = {}, double correction = 1.0, bool keep_axes = false);
+template <std::same_as<bool> T>
+Tensor var(const Tensor&, const Axes&, T,
+           Refused<"the correction comes before keep_axes: write 1.0, true", sizeof(T)> = {});
 /// Standard deviation. Its gradient at a constant is 0.
 Tensor stddev(const Tensor& x, const Axes& axes = {}, double correction = 1.0, bool keep_axes = false);
+template <std::same_as<bool> T>
+Tensor stddev(const Tensor&, const Axes&, T,
+              Refused<"the correction comes before keep_axes: write 1.0, true", sizeof(T)> = {});
 /// The p-norm (p = 1, 2 or infinity by std::numeric_limits). Its gradient at 0 is 0.
 Tensor norm(const Tensor& x, double p = 2.0, const Axes& axes = {}, bool keep_axes = false);
 /// log(sum(exp(x))) without overflow; -inf over nothing or over -inf only (gradient 0 there).

@@ -96,11 +96,11 @@ void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const
             std::int64_t run = positions - first % positions;  // elements left of this channel
             for (std::int64_t done = 0; done < n; run = positions) {
                 const auto c = static_cast<std::size_t>(channel);
-                const T shift = center[c], scale = reciprocal[c];
+                const Normalised<T> normalised(center[c], reciprocal[c]);
                 const T factor = weight.empty() ? T{1} : weight[c];
                 const T offset = bias.empty() ? T{0} : bias[c];
                 const std::int64_t end = std::min(n, done + run);
-                for (; done < end; ++done) to[done] = (from[done] - shift) * scale * factor + offset;
+                for (; done < end; ++done) to[done] = normalised(from[done]) * factor + offset;
                 channel = channel + 1 == channels ? 0 : channel + 1;
             }
         });
@@ -131,8 +131,9 @@ void CpuBackend::batch_norm_backward(const Tensor& x, const Tensor& weight_or_no
                 const auto c = static_cast<std::size_t>(channel);
                 const T* values = x_reader.read(channel);
                 const T* slopes = dy_reader.read(channel);
-                const T shift = center[c], scale = reciprocal[c];
-                const auto normalised = [&](std::int64_t i) { return (values[i] - shift) * scale; };
+                const T scale = reciprocal[c];
+                const Normalised<T> normalised_of(center[c], scale);
+                const auto normalised = [&](std::int64_t i) { return normalised_of(values[i]); };
                 dweight[c] = sum_of<T>(n, [&](std::int64_t i) { return slopes[i] * normalised(i); });
                 dbias[c] = sum_of<T>(n, [&](std::int64_t i) { return slopes[i]; });
                 if (!writer || n == 0) continue;

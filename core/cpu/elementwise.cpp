@@ -333,7 +333,8 @@ void CpuBackend::binary(BinaryOp op, const Operand& a, const Operand& b, Tensor&
     cpu::visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const cpu::OperandTensor<T> left(a), right(b);
-        if constexpr (std::is_integral_v<T>) cpu::check_integer_operand(op, right.tensor());
+        if constexpr (std::is_integral_v<T>)
+            if (y.count() > 0) cpu::check_integer_operand(op, right.tensor());
         cpu::BlockMap<T, T, T>::run(y, left.stretched(y.shape()), right.stretched(y.shape()),
                                     cpu::find_binary_loop<T>(op));
     });

@@ -24,7 +24,7 @@ template <class T>
 void row_gradient(const T* x, const T* dy, const T* weight, T mean, T reciprocal, bool centered,
                   const T* dx_so_far, T* dx, std::int64_t n) {
     const auto g = [&](std::int64_t i) { return weight == nullptr ? dy[i] : weight[i] * dy[i]; };
-    const auto normalised = [&](std::int64_t i) { return (x[i] - mean) * reciprocal; };
+    const auto normalised = [&, of = Normalised<T>(mean, reciprocal)](std::int64_t i) { return of(x[i]); };
     const auto count = static_cast<double>(n);
     const T mean_g = centered ? static_cast<T>(sum_of<T>(n, g) / count) : T{0};
     const T mean_product =
@@ -79,9 +79,10 @@ void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statisti
             const T* gradients = dy_reader.read(row);
             const T mean = statistics.mean_of(row);
             const T reciprocal = statistics.reciprocal[row];
+            const Normalised<T> normalised(mean, reciprocal);
             if (dweight_of != nullptr)
                 for (std::int64_t i = 0; i < width; ++i)
-                    dweight_of[i] += gradients[i] * ((values[i] - mean) * reciprocal);
+                    dweight_of[i] += gradients[i] * normalised(values[i]);
             if (dbias_of != nullptr)
                 for (std::int64_t i = 0; i < width; ++i) dbias_of[i] += gradients[i];
             if (!writer) continue;
@@ -104,9 +105,14 @@ void add_row(const T* x, const T* residual, std::int64_t row, std::int64_t width
 
 /// y = (x - mean) * reciprocal * weight + bias.
 template <class T>
-void normalise_row(const T* x, T mean, T reciprocal, const std::vector<T>& weight, const std::vector<T>& bias,
-                   T* y, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * reciprocal;
+void normalise_row(const T* x, T mean, double reciprocal, const std::vector<T>& weight,
+                   const std::vector<T>& bias, T* y, std::int64_t n) {
+    const Normalised<T> normalised(mean, static_cast<T>(reciprocal));
+    if (std::isinf(static_cast<T>(reciprocal)) && std::isfinite(reciprocal))  // of tiny elements
+        for (std::int64_t i = 0; i < n; ++i)
+            y[i] = static_cast<T>((static_cast<double>(x[i]) - static_cast<double>(mean)) * reciprocal);
+    else
+        for (std::int64_t i = 0; i < n; ++i) y[i] = normalised(x[i]);
     if (!weight.empty())
         for (std::int64_t i = 0; i < n; ++i) y[i] *= weight[static_cast<std::size_t>(i)];
     if (!bias.empty())
@@ -141,10 +147,9 @@ void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_
                     from = sum_reader->read(row);  // as rounded to the dtype
                 }
                 const T mean = mean_of == nullptr ? T{0} : mean_of_row(from, width);
-                const T reciprocal =
-                    static_cast<T>(mean_square(from, mean, width, epsilon).reciprocal_root(epsilon));
+                const double reciprocal = mean_square(from, mean, width, epsilon).reciprocal_root(epsilon);
                 if (mean_of != nullptr) mean_of[row] = mean;
-                reciprocal_of[row] = reciprocal;
+                reciprocal_of[row] = static_cast<T>(reciprocal);
                 normalise_row(from, mean, reciprocal, weight, bias, writer.begin(row), width);
                 writer.end();
             }

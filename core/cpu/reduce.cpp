@@ -6,6 +6,8 @@
 // stretches are joined from left to right: the result does not depend on the threads. Floating sums are kept
 // in f64 with a compensation, so that a sum of 1e9 f32 values is as good as exact.
 
+#include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <vector>
 
@@ -210,13 +212,24 @@ Tensor with_near_rows(const Tensor& x, std::int64_t axes) {
     return column_width(x, axes) == 1 ? x : potluck::detail::copy_of(x);
 }
 
+/// Whether y, if it is f64, holds neither infinity nor NaN. It is contiguous.
+bool all_finite(const Tensor& y) {
+    if (y.dtype() != DType::f64) return true;
+    const auto* values = static_cast<const double*>(y.raw_data());
+    return std::all_of(values, values + y.count(), [](double value) { return std::isfinite(value); });
+}
+
 template <class T>
 void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
     const Rows rows = rows_of(x, axes);
     if (op == ReduceOp::sum || op == ReduceOp::mean) {
         const std::int64_t width = column_width(x, axes);
         const bool floating = !std::is_integral_v<T> || op == ReduceOp::mean;
-        if (width > 1 && floating) return sum_columns<T>(x, axes, width, op == ReduceOp::mean, y);
+        if (width > 1 && floating) {
+            sum_columns<T>(x, axes, width, op == ReduceOp::mean, y);
+            if (op == ReduceOp::sum || all_finite(y)) return;
+            // The sum may have left the range, where the mean does not: it is taken again, by states that keep it.
+        }
         if (op == ReduceOp::sum) return reduce_rows<T, Sum<T>>(x, rows, y);
         return reduce_rows<T, Mean<T>>(x, rows, y);
     }

@@ -40,6 +40,50 @@ double block_sum(const T* values, std::int64_t n, Transform transform) {
     return sum;
 }
 
+/// A sum that may leave the range of f64 where what is made of it (a mean) does not: sum * 2^exponent. The exponent is 0
+/// until then.
+struct WideSum {
+    CompensatedSum sum;
+    int exponent = 0;
+
+    /// Adds values[i] - center of one block.
+    template <class T>
+    void fold(const T* values, std::int64_t n, double center = 0.0) {
+        const double terms = block_sum(values, n, [center](double x) { return x - center; });
+        if constexpr (std::is_same_v<T, double>) {
+            if (!std::isfinite(terms))
+                return add(block_sum(values, n, [center](double x) { return x * step - center * step; }),
+                           step_exponent);
+        }
+        add(terms, 0);
+    }
+    void add(double terms, int their_exponent) {
+        if (their_exponent > exponent) widen();
+        if (their_exponent < exponent) terms *= step;
+        if (exponent == 0 && std::isfinite(terms) && !std::isfinite(sum.sum + terms)) {
+            widen();
+            terms *= step;
+        }
+        sum.add(terms);
+    }
+    void join(const WideSum& next) {
+        add(next.sum.sum, next.exponent);
+        sum.lost += next.exponent < exponent ? next.sum.lost * step : next.sum.lost;
+    }
+    /// The sum over n, times 2^-power.
+    double over(double n, int power = 0) const { return std::ldexp(sum.value() / n, exponent - power); }
+
+private:
+    static constexpr double step = 0x1p-64;
+    static constexpr int step_exponent = 64;
+
+    void widen() {
+        sum.sum *= step;
+        sum.lost *= step;
+        exponent = step_exponent;
+    }
+};
+
 /// A sum of squares: sum * 2^(2 exponent). The exponent stays 0 while the squares keep to the range of f64; so 1e200 and
 /// 1e-200 have squares too, as in BLAS's nrm2.
 struct SquareSum {
@@ -71,16 +115,24 @@ struct SquareSum {
 
 private:
     void fold_scaled(const double* values, std::int64_t n, double center, double squares) {
-        double largest = 0.0;
-        for (std::int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(values[i] - center));
+        // The distance of two finite numbers may leave the range, too: then halves are taken.
+        double part = 1.0;
+        double largest = largest_of(values, n, center, part);
+        if (std::isinf(largest)) largest = largest_of(values, n, center, part = 0.5);
         if (!(largest > 0.0) || !std::isfinite(largest)) return add(squares, 0);
         const int scale = std::ilogb(largest);
         add(block_sum(values, n,
                       [=](double x) {
-                          const double scaled = std::ldexp(x - center, -scale);
+                          const double scaled = std::ldexp(x * part - center * part, -scale);
                           return scaled * scaled;
                       }),
-            scale);
+            part < 1.0 ? scale + 1 : scale);
+    }
+    static double largest_of(const double* values, std::int64_t n, double center, double part) {
+        double largest = 0.0;
+        for (std::int64_t i = 0; i < n; ++i)
+            largest = std::fmax(largest, std::fabs(values[i] * part - center * part));
+        return largest;
     }
 };
 
@@ -125,16 +177,11 @@ struct Sum<std::int64_t> {
 template <class T>
 struct Mean {
     using Result = double;
-    CompensatedSum total;
+    WideSum total;
 
-    void fold(const T* values, std::int64_t n, std::int64_t) {
-        total.add(block_sum(values, n, [](double x) { return x; }));
-    }
-    void join(const Mean& next) {
-        total.add(next.total.sum);
-        total.lost += next.total.lost;
-    }
-    Result finish(std::int64_t n) const { return total.value() / static_cast<double>(n); }
+    void fold(const T* values, std::int64_t n, std::int64_t) { total.fold(values, n); }
+    void join(const Mean& next) { total.join(next.total); }
+    Result finish(std::int64_t n) const { return total.over(static_cast<double>(n)); }
 };
 
 /// Whether `candidate` takes the place of `best`. NaN beats all numbers; nothing beats a NaN.
@@ -267,21 +314,21 @@ template <class T>
 struct SquaredDeviations {
     double center = 0.0;
     SquareSum squares;
-    CompensatedSum deviations;
+    WideSum deviations;
 
     void fold(const T* values, std::int64_t n, std::int64_t) {
         squares.fold(values, n, center);
-        deviations.add(block_sum(values, n, [c = center](double x) { return x - c; }));
+        deviations.fold(values, n, center);
     }
     void join(const SquaredDeviations& next) {
         squares.add(next.squares.sum.value(), next.squares.exponent);
-        deviations.add(next.deviations.value());
+        deviations.join(next.deviations);
     }
     /// The variance, or its root.
     double finish(std::int64_t n, double correction, bool root) const {
         const auto count = static_cast<double>(n);
         if (count <= correction) return std::numeric_limits<double>::quiet_NaN();
-        const double rest = std::ldexp(deviations.value(), -squares.exponent);
+        const double rest = deviations.over(1.0, squares.exponent);
         const double sum = squares.sum.value() - rest * rest / count;
         const double scaled = (sum < 0.0 ? 0.0 : sum) / (count - correction);  // NaN stays NaN
         return root ? std::ldexp(std::sqrt(scaled), squares.exponent)

@@ -136,11 +136,13 @@ double mean_of(std::int64_t n, Term&& term) {
     if (n == 0) return 0;
     double total = sum_of<T>(n, [&](std::int64_t i) { return term(i, T{}); });
     if constexpr (std::is_same_v<T, float>)
-        if (std::isinf(total)) total = sum_of<double>(n, [&](std::int64_t i) { return term(i, double{}); });
+        if (!std::isfinite(total))
+            total = sum_of<double>(n, [&](std::int64_t i) { return term(i, double{}); });
     return total / static_cast<double>(n);
 }
 
-/// The mean of a row, taken relative to the first element: exact for a row of equal elements, whatever they are.
+/// The mean of a row, taken relative to the first element: exact for a row of equal elements, whatever they are. f64
+/// elements whose sum leaves the range are scaled by a power of two.
 template <class T>
 T mean_of_row(const T* x, std::int64_t n) {
     if (n == 0) return 0;
@@ -148,6 +150,13 @@ T mean_of_row(const T* x, std::int64_t n) {
         using Wide = decltype(zero);
         return static_cast<Wide>(x[i]) - static_cast<Wide>(x[0]);
     });
+    if constexpr (std::is_same_v<T, double>) {
+        if (!std::isfinite(distance)) {
+            const double scaled =
+                mean_of<double>(n, [&](std::int64_t i, double) { return x[i] * 0x1p-64 - x[0] * 0x1p-64; });
+            return (x[0] * 0x1p-64 + scaled) * 0x1p64;
+        }
+    }
     return static_cast<T>(static_cast<double>(x[0]) + distance);
 }
 
@@ -185,19 +194,41 @@ MeanSquare mean_square(const T* x, T center, std::int64_t n, double epsilon) {
                 count};
     } else {
         if (total >= 0x1p-900 && total <= 0x1p900) return {total / count};
-        double largest = std::sqrt(epsilon);
-        for (std::int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(x[i] - center));
-        if (!(largest > 0.0) || !std::isfinite(largest)) return {total / count};
-        const int exponent = std::ilogb(largest);
-        return {sum_of<double>(n,
-                               [&](std::int64_t i) {
-                                   const double deviation = std::ldexp(x[i] - center, -exponent);
-                                   return deviation * deviation;
-                               }) /
-                    count,
-                exponent};
+        // part(i) is the distance of an element times 2^-scale.
+        const auto scaled = [&](auto part, int scale) -> MeanSquare {
+            double largest = std::ldexp(std::sqrt(epsilon), -scale);
+            for (std::int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(part(i)));
+            if (!(largest > 0.0) || !std::isfinite(largest)) return {total / count};
+            const int exponent = std::ilogb(largest);
+            const double squares = sum_of<double>(n, [&](std::int64_t i) {
+                const double small = std::ldexp(part(i), -exponent);
+                return small * small;
+            });
+            return {squares / count, exponent + scale};
+        };
+        const MeanSquare result = scaled([&](std::int64_t i) { return x[i] - center; }, 0);
+        if (!std::isinf(result.value)) return result;
+        // The distance of two finite numbers may leave the range, too.
+        return scaled([&](std::int64_t i) { return x[i] * 0.5 - center * 0.5; }, 1);
     }
 }
+
+/// (x - mean) * reciprocal, also where the distance of two finite numbers leaves the range of T: that happens only in rows
+/// whose deviation is not far from its end, and there halves are taken.
+template <class T>
+class Normalised {
+public:
+    Normalised(T mean, T reciprocal)
+        : part_(reciprocal > T{0} && reciprocal < smallest_whole ? T(0.5) : T{1}),
+          mean_(mean * part_),
+          factor_(reciprocal / part_) {}
+
+    T operator()(T x) const { return (x * part_ - mean_) * factor_; }
+
+private:
+    static constexpr T smallest_whole = std::is_same_v<T, float> ? T(0x1p-96) : T(0x1p-900);
+    T part_, mean_, factor_;
+};
 
 /// The largest of n elements, where NaN does not count; -inf when there is none.
 template <class T>

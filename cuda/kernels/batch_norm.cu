@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(block_threads)
     using S = compute_type<T>;
     const Place at = place_of_thread(s);
     const bool used = at.channel < s.channels;
-    const S shift = used ? mean[at.channel] : S{0}, scale = used ? rstd[at.channel] : S{0};
+    const Normalised<S> normalised(used ? mean[at.channel] : S{0}, used ? rstd[at.channel] : S{0});
     Slopes total{0, 0};
     S products = 0, slopes = 0;
     int count = 0;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(block_threads)
     };
     for_each_element(s, at, [&](std::int64_t i) {
         const S slope = to_compute(dy[i]);
-        products += slope * ((to_compute(x[i]) - shift) * scale);
+        products += slope * normalised(to_compute(x[i]));
         slopes += slope;
         if (++count == run_length) flush();
     });
@@ -261,12 +261,12 @@ __global__ void normalise(const T* x, const compute_type<T>* mean, const compute
     using S = compute_type<T>;
     for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
         const std::int64_t channel = pack * N / positions % channels;
-        const S shift = mean[channel], scale = rstd[channel];
+        const Normalised<S> normalised(mean[channel], rstd[channel]);
         const S factor = affine.factor(channel), offset = affine.offset(channel);
         const auto in = reinterpret_cast<const Pack<T, N>*>(x)[pack];
         Pack<T, N> out;
         for (int i = 0; i < N; ++i)
-            out.values[i] = from_compute<T>((to_compute(in.values[i]) - shift) * scale * factor + offset);
+            out.values[i] = from_compute<T>(normalised(to_compute(in.values[i])) * factor + offset);
         reinterpret_cast<Pack<T, N>*>(y)[pack] = out;
     }
 }
@@ -281,7 +281,8 @@ __global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean, c
     using S = compute_type<T>;
     for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
         const std::int64_t channel = pack * N / positions % channels;
-        const S shift = mean[channel], scale = rstd[channel];
+        const S scale = rstd[channel];
+        const Normalised<S> normalised_of(mean[channel], scale);
         const S factor = scale * affine.factor(channel);
         S mean_slope = 0, mean_product = 0;
         if (totals != nullptr) {
@@ -292,7 +293,7 @@ __global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean, c
         const auto slopes = reinterpret_cast<const Pack<T, N>*>(dy)[pack];
         Pack<T, N> out;
         for (int i = 0; i < N; ++i) {
-            const S normalised = (to_compute(values.values[i]) - shift) * scale;
+            const S normalised = normalised_of(to_compute(values.values[i]));
             out.values[i] = from_compute<T>(
                 factor * (to_compute(slopes.values[i]) - mean_slope - normalised * mean_product));
         }

@@ -29,23 +29,60 @@ __device__ double mean_over_row(const T* row, std::int64_t width, Term term) {
     });
     total = row_sum(total);
     if constexpr (std::is_same_v<Wide, float>)
-        if (std::isinf(total)) return mean_over_row<double>(row, width, term);
+        if (!std::isfinite(total)) return mean_over_row<double>(row, width, term);
     return width == 0 ? 0.0 : total / static_cast<double>(width);
+}
+
+/// The mean of a row that has elements, relative to its first one; each thread of the row gets it. f64 elements whose sum
+/// leaves the range are scaled by a power of two.
+template <class T>
+__device__ compute_type<T> mean_of_row(const T* row, std::int64_t width) {
+    using Computed = compute_type<T>;
+    const Computed first = to_compute(row[0]);
+    const double distance = mean_over_row<Computed>(
+        row, width, [&](auto value) { return value - static_cast<decltype(value)>(first); });
+    if constexpr (std::is_same_v<Computed, double>) {
+        if (!std::isfinite(distance)) {
+            const double scaled = mean_over_row<double>(
+                row, width, [&](double value) { return value * 0x1p-64 - first * 0x1p-64; });
+            return (first * 0x1p-64 + scaled) * 0x1p64;
+        }
+    }
+    return static_cast<Computed>(static_cast<double>(first) + distance);
 }
 
 /// 1 / sqrt(x), in f32 where that has the range: divisions in f64 are slow on most cards.
 template <class Computed>
-__device__ Computed reciprocal_root(double x) {
+__device__ double reciprocal_root(double x) {
     if (std::is_same_v<Computed, float> && x > 1e-37 && x < 1e37)
-        return static_cast<Computed>(1.0F / std::sqrt(static_cast<float>(x)));
-    return static_cast<Computed>(1.0 / std::sqrt(x));
+        return static_cast<double>(1.0F / std::sqrt(static_cast<float>(x)));
+    return 1.0 / std::sqrt(x);
+}
+
+/// 1 / sqrt(mean of squares + epsilon) of f64 numbers whose squares leave the range, part(x) times 2^scale; each thread of
+/// the row gets it. Infinity and NaN among them give 0 or NaN.
+template <class Part>
+__device__ double scaled_reciprocal(const double* row, std::int64_t width, double epsilon, int scale,
+                                    Part part) {
+    double largest = scalbn(std::sqrt(epsilon), -scale);
+    visit_row(row, width, [&](std::int64_t, const auto& pack) {
+        for (int i = 0; i < pack.size; ++i) largest = fmax(largest, fabs(part(pack.values[i])));
+    });
+    largest = row_largest(largest);
+    const bool is_ordinary = largest > 0.0 && largest <= std::numeric_limits<double>::max();
+    const int exponent = is_ordinary ? ilogb(largest) : 0;
+    const double scaled = mean_over_row<double>(row, width, [&](double value) {
+        const double deviation = scalbn(part(value), -exponent);
+        return deviation * deviation;
+    });
+    return scalbn(1.0 / std::sqrt(scaled + scalbn(epsilon, -2 * (exponent + scale))), -(exponent + scale));
 }
 
 /// 1 / sqrt(mean of (x - mean)^2 + epsilon) of a row; each thread of the row gets it. Squares that leave the range of
 /// the compute type are taken in f64, or scaled by a power of two.
 template <class T>
-__device__ compute_type<T> reciprocal_deviation(const T* row, std::int64_t width, compute_type<T> mean,
-                                                double epsilon) {
+__device__ double reciprocal_deviation(const T* row, std::int64_t width, compute_type<T> mean,
+                                       double epsilon) {
     using Computed = compute_type<T>;
     const auto square = [&](auto value) {
         const auto deviation = value - static_cast<decltype(value)>(mean);
@@ -55,19 +92,12 @@ __device__ compute_type<T> reciprocal_deviation(const T* row, std::int64_t width
     if constexpr (std::is_same_v<Computed, float>) {
         if (!(mean_square > 1e-30)) mean_square = mean_over_row<double>(row, width, square);
     } else if (!(mean_square >= 0x1p-900 && mean_square <= 0x1p900)) {
-        double largest = std::sqrt(epsilon);
-        visit_row(row, width, [&](std::int64_t, const auto& pack) {
-            for (int i = 0; i < pack.size; ++i) largest = fmax(largest, fabs(pack.values[i] - mean));
-        });
-        largest = row_largest(largest);
-        if (largest > 0.0 && largest <= std::numeric_limits<double>::max()) {
-            const int exponent = ilogb(largest);
-            const double scaled = mean_over_row<double>(row, width, [&](double value) {
-                const double deviation = scalbn(value - mean, -exponent);
-                return deviation * deviation;
-            });
-            return scalbn(1.0 / std::sqrt(scaled + scalbn(epsilon, -2 * exponent)), -exponent);
-        }
+        const double reciprocal =
+            scaled_reciprocal(row, width, epsilon, 0, [&](double value) { return value - mean; });
+        if (reciprocal != 0.0) return reciprocal;
+        // The distance of two finite numbers may leave the range, too.
+        return scaled_reciprocal(row, width, epsilon, 1,
+                                 [&](double value) { return value * 0.5 - mean * 0.5; });
     }
     return reciprocal_root<Computed>(mean_square + epsilon);
 }
@@ -108,21 +138,24 @@ __global__ void __launch_bounds__(most_row_threads, blocks_at_once) norm_kernel(
             from = sum;
         }
         Computed mean = 0;
-        if (centered && norm.width > 0) {
-            const Computed first = to_compute(from[0]);
-            const double distance = mean_over_row<Computed>(
-                from, norm.width, [&](auto value) { return value - static_cast<decltype(value)>(first); });
-            mean = static_cast<Computed>(static_cast<double>(first) + distance);
-        }
-        const Computed reciprocal = reciprocal_deviation(from, norm.width, mean, norm.epsilon);
+        if (centered && norm.width > 0) mean = mean_of_row(from, norm.width);
+        const double exact = reciprocal_deviation(from, norm.width, mean, norm.epsilon);
+        const auto reciprocal = static_cast<Computed>(exact);
         if (threadIdx.x == 0) {
             if (centered) norm.mean[row] = mean;
             norm.reciprocal[row] = reciprocal;
         }
+        // The reciprocal of tiny elements leaves the range of f32: they are made larger first.
+        const bool is_tiny = std::isinf(reciprocal) && std::isfinite(exact);
+        const Computed growth = is_tiny ? Computed(0x1p64) : Computed{1};
+        const Normalised<Computed> normalised(mean,
+                                              is_tiny ? static_cast<Computed>(exact * 0x1p-64) : reciprocal);
         T* to = norm.y + row * norm.width;
         visit_row(from, norm.width, [&](std::int64_t column, const auto& pack) {
             Computed values[pack.size];
-            for (int i = 0; i < pack.size; ++i) values[i] = (to_compute(pack.values[i]) - mean) * reciprocal;
+            for (int i = 0; i < pack.size; ++i)
+                values[i] = (to_compute(pack.values[i]) * normalised.part - normalised.mean) * growth *
+                            normalised.factor;
             if (norm.weight != nullptr) {
                 const auto weight = load_pack<pack.size>(norm.weight + column);
                 for (int i = 0; i < pack.size; ++i) values[i] *= to_compute(weight.values[i]);
@@ -185,6 +218,7 @@ __global__ void __launch_bounds__(most_row_threads, blocks_at_once)
         const T* dy = norm.dy + row * norm.dy_stride;
         const Computed mean = centered ? norm.mean[row] : Computed{0};
         const Computed reciprocal = norm.reciprocal[row];
+        const Normalised<Computed> normalised_of(mean, reciprocal);
         // visit(column, pack of x, gradients dy, g = weight dy, normalised x)
         const auto walk = [&](auto visit) {
             visit_row(x, width, [&](std::int64_t column, const auto& pack) {
@@ -193,7 +227,7 @@ __global__ void __launch_bounds__(most_row_threads, blocks_at_once)
                 for (int i = 0; i < pack.size; ++i) {
                     gradient.values[i] = to_compute(given.values[i]);
                     scaled.values[i] = gradient.values[i];
-                    normalised.values[i] = (to_compute(pack.values[i]) - mean) * reciprocal;
+                    normalised.values[i] = normalised_of(to_compute(pack.values[i]));
                 }
                 if (norm.weight != nullptr) {
                     const auto weight = load_pack<pack.size>(norm.weight + column);

@@ -100,6 +100,21 @@ __device__ inline T from_compute(Computed value) {
         return static_cast<T>(value);
 }
 
+/// (x - mean) * reciprocal, also where the distance of two finite numbers leaves the range of S: that happens only in rows
+/// whose deviation is not far from its end, and there halves are taken.
+template <class S>
+struct Normalised {
+    S part, mean, factor;
+
+    __device__ Normalised(S center, S reciprocal)
+        : part(reciprocal > S{0} && reciprocal < (std::is_same_v<S, float> ? S(0x1p-96) : S(0x1p-900))
+                   ? S(0.5)
+                   : S{1}),
+          mean(center * part),
+          factor(reciprocal / part) {}
+    __device__ S operator()(S x) const { return (x * part - mean) * factor; }
+};
+
 /// Where a kernel of T leaves the gradients of parameters: in T, or in f32 (see core/backend.h). May be nowhere.
 template <class T>
 struct GradientPointer {

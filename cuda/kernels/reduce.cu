@@ -44,6 +44,46 @@ struct SumOf {
     }
 };
 
+/// A sum of f64 that may leave the range where what is made of it does not: total * 2^exponent. The exponent is 0 until
+/// then.
+struct WideSum {
+    double total;
+    int exponent, unused;
+
+    __device__ static WideSum start() { return {0.0, 0, 0}; }
+    __device__ void add(double value, int their_exponent = 0) {
+        if (their_exponent > exponent) widen();
+        if (their_exponent < exponent) value *= 0x1p-64;
+        if (exponent == 0 && std::isfinite(value) && std::isfinite(total) && !std::isfinite(total + value)) {
+            widen();
+            value *= 0x1p-64;
+        }
+        total += value;
+    }
+    __device__ void join(const WideSum& other) { add(other.total, other.exponent); }
+
+private:
+    __device__ void widen() {
+        total *= 0x1p-64;
+        exponent = 64;
+    }
+};
+
+/// The mean of f64 elements, which is in range although their sum may not be.
+struct WideMeanOf {
+    using Element = double;
+    using State = WideSum;
+    double* y;
+    double divisor;
+
+    __device__ State start(std::int64_t) const { return WideSum::start(); }
+    __device__ void fold(State& state, double value, std::int64_t) const { state.add(value); }
+    __device__ static void join(State& state, const State& other) { state.join(other); }
+    __device__ void store(std::int64_t row, const State& state) const {
+        y[row] = scalbn(state.total / divisor, state.exponent);
+    }
+};
+
 /// The largest or smallest element or its place; the first of equals, a NaN before any number.
 template <class T>
 struct ExtremeOf {
@@ -144,6 +184,7 @@ struct SquareSum {
     __device__ static SquareSum start() { return {0.0}; }
     __device__ static constexpr int power() { return 0; }
     __device__ void add(double value) { sum += value * value; }
+    __device__ void add_distance(double value, double center) { add(value - center); }
     __device__ void join(const SquareSum& other) { sum += other.sum; }
 };
 /// The same of f64: sum * 2^(2 exponent). The exponent stays 0 while the squares keep to the range.
@@ -160,11 +201,15 @@ struct SquareSum<double> {
             sum += square;
             return;
         }
-        const double size = fabs(value);
-        const bool scales = size > 0.0 && size <= std::numeric_limits<double>::max();
-        const int scale = scales ? ilogb(size) : 0;
-        const double scaled = scalbn(value, -scale);
-        join({scaled * scaled, scale, 0});
+        add_scaled(value, 0);
+    }
+    /// Adds (value - center)^2; the distance of two finite numbers may leave the range, too.
+    __device__ void add_distance(double value, double center) {
+        const double distance = value - center;
+        if (std::isinf(distance))
+            add_scaled(value * 0.5 - center * 0.5, 1);
+        else
+            add(distance);
     }
     __device__ void join(SquareSum other) {
         if (other.exponent != exponent) {
@@ -175,6 +220,16 @@ struct SquareSum<double> {
             exponent = common;
         }
         sum += other.sum;
+    }
+
+private:
+    /// Adds (value * 2^power)^2.
+    __device__ void add_scaled(double value, int power) {
+        const double size = fabs(value);
+        const bool scales = size > 0.0 && size <= std::numeric_limits<double>::max();
+        const int scale = scales ? ilogb(size) : 0;
+        const double scaled = scalbn(value, -scale);
+        join({scaled * scaled, scale + power, 0});
     }
 };
 
@@ -201,7 +256,8 @@ template <class T>
 struct VarianceOf {
     using Element = T;
     struct State {
-        double center, deviations;
+        double center;
+        WideSum deviations;
         SquareSum<T> squares;
     };
     const double* centers;
@@ -209,19 +265,25 @@ struct VarianceOf {
     double count, correction;
     bool root;
 
-    __device__ State start(std::int64_t row) const { return {centers[row], 0.0, SquareSum<T>::start()}; }
+    __device__ State start(std::int64_t row) const {
+        return {centers[row], WideSum::start(), SquareSum<T>::start()};
+    }
     __device__ void fold(State& state, compute_type<T> value, std::int64_t) const {
-        const double deviation = static_cast<double>(value) - state.center;
-        state.squares.add(deviation);
-        state.deviations += deviation;
+        const auto wide = static_cast<double>(value);
+        state.squares.add_distance(wide, state.center);
+        const double deviation = wide - state.center;
+        if (std::is_same_v<T, double> && std::isinf(deviation))
+            state.deviations.add(wide * 0x1p-64 - state.center * 0x1p-64, 64);
+        else
+            state.deviations.add(deviation);
     }
     __device__ static void join(State& state, const State& other) {
         state.squares.join(other.squares);
-        state.deviations += other.deviations;
+        state.deviations.join(other.deviations);
     }
     __device__ void store(std::int64_t row, const State& state) const {
         const int power = state.squares.power();
-        const double rest = scalbn(state.deviations, -power);
+        const double rest = scalbn(state.deviations.total, state.deviations.exponent - power);
         const double squares = state.squares.sum - rest * rest / count;
         // A NaN among the elements must stay one, so no fmax.
         const double scaled = (squares < 0 ? 0.0 : squares) / (count - correction);
@@ -398,6 +460,9 @@ void sum(KernelDevice& backend, bool mean, const Tensor& x, std::int64_t axes, T
         if (y.dtype() == DType::f32)
             return run(backend, x, axes, SumOf<T, double, float>{elements_of<float>(y), divisor});
     }
+    if constexpr (std::is_same_v<T, double>) {
+        if (mean) return run(backend, x, axes, WideMeanOf{elements_of<double>(y), divisor});
+    }
     if constexpr (!std::is_integral_v<T>)
         run(backend, x, axes, SumOf<T, double, T>{elements_of<T>(y), divisor});
     else if (mean)
@@ -446,7 +511,10 @@ void variance(KernelDevice& device, const Tensor& x, std::int64_t axes, double c
         using T = decltype(zero);
         const auto length = static_cast<double>(x.count() / y.count());
         const Tensor centers = Tensor::empty(y.shape(), {DType::f64, x.device()});
-        run(device, x, axes, SumOf<T, double, double>{elements_of<double>(centers), length});
+        if constexpr (std::is_same_v<T, double>)
+            run(device, x, axes, WideMeanOf{elements_of<double>(centers), length});
+        else
+            run(device, x, axes, SumOf<T, double, double>{elements_of<double>(centers), length});
         run(device, x, axes,
             VarianceOf<T>{elements_of<double>(centers), elements_of<T>(y), length, correction, root});
     });

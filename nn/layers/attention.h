@@ -74,7 +74,7 @@ public:
     /// Throws Error when heads do not divide width or kv_heads do not divide heads.
     explicit Attention(AttentionConfig config);
     template <std::size_t N>
-    explicit Attention(MistypedOptions<N>) = delete;  // no such option: see AttentionConfig
+    explicit Attention(MistypedOptions<N>, Refused<"no such option: see AttentionConfig", N> = {});
 
     void members(Members& m) override;
     Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }

@@ -47,7 +47,7 @@ public:
         num_batches_tracked = zeros({}, {DType::i64});
     }
     template <std::size_t N>
-    BatchNorm(std::int64_t, MistypedOptions<N>) = delete;  // no such option: see BatchNormOptions
+    BatchNorm(std::int64_t, MistypedOptions<N>, Refused<"no such option: see BatchNormOptions", N> = {});
 
     void members(Members& m) override {
         m("weight", weight)("bias", bias)

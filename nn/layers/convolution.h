@@ -73,7 +73,8 @@ public:
                                  given.initialize, weight, bias);
     }
     template <std::size_t N>
-    Conv1d(std::int64_t, std::int64_t, std::int64_t, MistypedOptions<N>) = delete;  // see Conv1dOptions
+    Conv1d(std::int64_t, std::int64_t, std::int64_t, MistypedOptions<N>,
+           Refused<"no such option: see Conv1dOptions", N> = {});
 
     void members(Members& m) override { m("weight", weight)("bias", bias); }
     Tensor forward(const Tensor& x) override { return conv1d(x, weight, bias, options); }
@@ -97,7 +98,8 @@ public:
                                  given.bias, given.initialize, weight, bias);
     }
     template <std::size_t N>
-    Conv2d(std::int64_t, std::int64_t, HeightWidth, MistypedOptions<N>) = delete;  // see Conv2dOptions
+    Conv2d(std::int64_t, std::int64_t, HeightWidth, MistypedOptions<N>,
+           Refused<"no such option: see Conv2dOptions", N> = {});
 
     void members(Members& m) override { m("weight", weight)("bias", bias); }
     Tensor forward(const Tensor& x) override { return conv2d(x, weight, bias, options); }

@@ -40,7 +40,8 @@ public:
     }
 
     template <std::size_t N>
-    Linear(std::int64_t, std::int64_t, MistypedOptions<N>) = delete;  // no such option: see LinearOptions
+    Linear(std::int64_t, std::int64_t, MistypedOptions<N>,
+           Refused<"no such option: see LinearOptions", N> = {});
 
     /// Made of given tensors, which it shares: a layer tied to another one. Throws Error when they are not (out, in)
     /// and (out).

@@ -1,13 +1,14 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "autograd/ops/activation.h"
 #include "core/error.h"
+#include "core/options.h"
 #include "nn/layers/linear.h"
 #include "nn/module.h"
 #include "nn/recompute.h"
@@ -24,14 +25,16 @@ public:
         : MLP(in, hidden, out, std::function<Tensor(const Tensor&)>(activation)) {}
     /// Takes anything else that makes a tensor of a tensor.
     template <class Activation>
-    MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Activation activation)
-        : up(in, hidden), down(hidden, out) {
-        constexpr bool fits = std::is_constructible_v<std::function<Tensor(const Tensor&)>, Activation>;
-        static_assert(fits,
-                      "the activation takes one tensor: write [](const Tensor& x) { return f(x, ...); }");
-        if constexpr (fits) activation_ = std::move(activation);
+    requires std::constructible_from<std::function<Tensor(const Tensor&)>, Activation> MLP(
+        std::int64_t in, std::int64_t hidden, std::int64_t out, Activation activation)
+        : up(in, hidden), down(hidden, out), activation_(std::move(activation)) {
         if (!activation_) throw Error("mlp", "the activation is an empty function. Give one, such as relu.");
     }
+    template <class Activation>
+    requires(!std::constructible_from<std::function<Tensor(const Tensor&)>, Activation>)
+        MLP(std::int64_t, std::int64_t, std::int64_t, Activation,
+            Refused<"the activation takes one tensor: write [](const Tensor& x) { return f(x, ...); }",
+                    sizeof(Activation)> = {});
 
     void members(Members& m) override { m("up", up)("down", down); }
     Tensor forward(const Tensor& x) override { return down(activation_(up(x))); }

@@ -122,7 +122,7 @@ public:
     /// Throws Error for sizes below 1, heads that do not divide width, or dropout outside [0, 1].
     explicit GPT2(const GPT2Config& config);
     template <std::size_t N>
-    explicit GPT2(MistypedOptions<N>) = delete;  // no such option: see GPT2Config
+    explicit GPT2(MistypedOptions<N>, Refused<"no such option: see GPT2Config", N> = {});
 
     void members(Members& m) override { m("transformer", transformer)("lm_head", lm_head); }
     Tensor embed(const Tensor& ids, std::int64_t start) override;

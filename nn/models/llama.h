@@ -76,7 +76,7 @@ public:
     /// odd size.
     explicit Llama(const LlamaConfig& config);
     template <std::size_t N>
-    explicit Llama(MistypedOptions<N>) = delete;  // no such option: see LlamaConfig
+    explicit Llama(MistypedOptions<N>, Refused<"no such option: see LlamaConfig", N> = {});
 
     void members(Members& m) override { m("model", model)("lm_head", lm_head); }
     Tensor embed(const Tensor& ids, std::int64_t start) override;

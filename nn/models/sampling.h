@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "core/options.h"
 #include "core/random.h"
 #include "core/tensor.h"
 #include "nn/models/language_model.h"
@@ -23,6 +24,9 @@ struct GenerateOptions {
 /// tokens are cached. A text that outgrows the model's context goes on from its last half context.
 /// Throws Error for an empty prompt and for options out of range.
 Tensor generate(nn::LanguageModel& model, const Tensor& ids, const GenerateOptions& options = {});
+template <std::size_t N>
+Tensor generate(nn::LanguageModel&, const Tensor&, MistypedOptions<N>,
+                Refused<"no such option: see GenerateOptions", N> = {});
 
 /// One token drawn from logits (vocabulary) as GenerateOptions says.
 std::int64_t sample_token(const Tensor& logits, const GenerateOptions& options, Generator& generator);

@@ -26,7 +26,13 @@ public:
     explicit AdamW(const std::vector<nn::NamedTensor>& parameters, const AdamWOptions& options = {});
     explicit AdamW(const std::vector<ParameterSlice>& parameters, const AdamWOptions& options = {});
     template <std::size_t N>
-    AdamW(const nn::Module&, MistypedOptions<N>) = delete;  // no such option: see AdamWOptions
+    AdamW(const nn::Module&, MistypedOptions<N>, Refused<"no such option: see AdamWOptions", N> = {});
+    template <std::size_t N>
+    AdamW(const std::vector<nn::NamedTensor>&, MistypedOptions<N>,
+          Refused<"no such option: see AdamWOptions", N> = {});
+    template <std::size_t N>
+    AdamW(const std::vector<ParameterSlice>&, MistypedOptions<N>,
+          Refused<"no such option: see AdamWOptions", N> = {});
 
 private:
     static Kind kind_of(const AdamWOptions& options);

@@ -60,7 +60,8 @@ private:
 ///
 /// An optimizer that was made from a module looks, at every step, whether these are still the module's parameters, and
 /// throws Error with the names of those that are not: a layer that was replaced since would never be trained. (Not once the
-/// module itself was moved from or has ended; and not when it was made from a list, which may be a part on purpose.)
+/// module itself was moved from or has ended; and not when it was made from a list, which may be a part on purpose.) It
+/// cannot see what members() of the module forgot: see nn::forgotten_leaves().
 class Optimizer {
 public:
     virtual ~Optimizer() = default;
@@ -76,7 +77,7 @@ public:
     /// Throws Error when control and optimizer do not count the same number of updates.
     void step(const UpdateControl& control);
     /// Counts the last update that step(control) started, or that the replay of a recording of it made, when it was
-    /// applied (UpdateNumbers::skip was 0).
+    /// applied (UpdateNumbers::skip was 0). Throws Error when none was started that could have been applied.
     void finish_step(bool applied);
     /// Drops the gradients.
     void zero_grad();
@@ -121,7 +122,7 @@ protected:
     /// What the update of one parameter works on, all contiguous.
     struct Update {
         Slot* slot;
-        Tensor weights;          // the parameter or its master copy
+        Tensor weights;          // the parameter or its master copy; see Kind::writes_rounded
         Tensor gradient;         // of any floating dtype
         Tensor rounded_or_none;  // the half-type parameter that gets the rounded master
         RandomKey
@@ -143,7 +144,9 @@ protected:
     struct Kind {
         const char* op;                              // its name in errors: a string literal
         std::vector<std::string> moment_names = {};  // a tensor of zeros each at the first update
-        bool writes_rounded = false;  // update() writes rounded_or_none; else the base class does afterwards
+        /// update() does all rounding: it writes rounded_or_none, and rounds bf16 weights at random by rounding_key. Else
+        /// the base class does it afterwards, and with stochastic rounding `weights` is a copy in f32.
+        bool writes_rounded = false;
         bool takes_control =
             false;  // update() hands control_or_none on to the kernels; else step(control) waits for
                     // the numbers and gives update() a scaled gradient and a rate
@@ -194,11 +197,14 @@ private:
     std::vector<Batch> batches(const UpdateControl* control, const UpdateNumbers* numbers);
     void run(const UpdateControl* control, const UpdateNumbers* numbers);
     void apply(const Batch& batch);
+    bool rounds_afterwards(const Tensor& parameter) const;
+    void round_at_random(const Update& update) const;
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;
 
     Kind kind_;
     std::vector<Slot> slots_;
     std::vector<std::size_t> started_;  // the slots of the last update
+    bool is_started_ = false;           // whether there was one, and it did not fail
     double learning_rate_;
     bool stochastic_rounding_;
     std::int64_t steps_ = 0;

@@ -1,34 +1,25 @@
 // The updates of an optimizer.
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/elementwise.h"
 #include "core/backend.h"
+#include "core/capture.h"
 #include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 #include "nn/optim/optimizer.h"
+#include "nn/optim/same_elements.h"
 
 namespace potluck::optim {
 namespace {
 
 /// Moments and master copies: f64 for f64, else f32.
 DType state_dtype(const Tensor& parameter) { return accumulation_dtype(parameter.dtype()); }
-
-/// The sum of the gradients of tensors that are the same elements.
-Tensor gradient_of(const Tensor& parameter, const std::vector<Tensor>& aliases) {
-    Tensor gradient = parameter.grad();
-    if (gradient.defined()) gradient = gradient.detach();
-    for (const Tensor& alias : aliases) {
-        if (!alias.grad().defined()) continue;
-        const Tensor more = alias.grad().detach().reshape(parameter.shape());
-        gradient = gradient.defined() ? gradient + more : more;
-    }
-    return gradient;
-}
 
 }  // namespace
 
@@ -75,6 +66,10 @@ void Optimizer::step(const UpdateControl& control) {
 
 void Optimizer::finish_step(bool applied) {
     if (!applied) return;
+    if (!is_started_)
+        throw Error(kind_.op,
+                    "finish_step(true) counts an update, but none was started. Call step(control) "
+                    "before it, and finish_step(false) after one that failed.");
     for (const std::size_t i : started_) ++slots_[i].steps;
     ++steps_;
 }
@@ -83,9 +78,11 @@ void Optimizer::finish_step(bool applied) {
 void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) {
     check_module();
     started_.clear();
+    is_started_ = false;
     bool any_element = false;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-        if (control == nullptr && backend(slots_[i].parameter.device()).is_recording())
+        const Device device = slots_[i].parameter.device();
+        if (control == nullptr && (backend(device).is_recording() || detail::is_replaying(device)))
             throw Error(
                 kind_.op,
                 "a step cannot be recorded, because learning rate and step number would stay the same in "
@@ -96,6 +93,7 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     }
     if (any_element && started_.empty())
         throw Error(kind_.op, "no parameter has a gradient. Call backward() first.");
+    is_started_ = true;
     if (numbers != nullptr && numbers->skip != 0.0) return;
     try {
         for (const Batch& batch : batches(control, numbers)) apply(batch);
@@ -107,6 +105,7 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
             slot.master = {};
         }
         started_.clear();
+        is_started_ = false;
         throw;
     }
 }
@@ -122,11 +121,36 @@ std::vector<UpdateTensors> Optimizer::tensors_of(const Batch& batch) {
     return tensors;
 }
 
+/// Whether update() works on a copy of the parameter in f32, which the base class then rounds at random.
+bool Optimizer::rounds_afterwards(const Tensor& parameter) const {
+    return stochastic_rounding_ && !kind_.writes_rounded && parameter.dtype() == DType::bf16 &&
+           parameter.is_contiguous();
+}
+
+/// parameter = weights, rounded at random, as every device does it: in a step of SGD by what is to be taken away.
+void Optimizer::round_at_random(const Update& update) const {
+    const Tensor parameter = update.slot->parameter.detach();
+    const SgdSpec step{.learning_rate = 1.0,
+                       .momentum = 0.0,
+                       .dampening = 0.0,
+                       .weight_decay = 0.0,
+                       .nesterov = false,
+                       .step = 1,
+                       .stochastic_rounding = true,
+                       .control_or_none = {}};
+    SgdTensors tensors{
+        parameter,         parameter.to(DType::f32) - update.weights, {}, {}, update.rounding_key,
+        update.slot->begin};
+    backend(parameter.device()).sgd(step, std::span(&tensors, 1));
+    parameter.storage()->bump_version();
+}
+
 void Optimizer::apply(const Batch& batch) {
     update(batch);
     for (const Update& one : batch.updates) {
         Slot& slot = *one.slot;
         one.weights.storage()->bump_version();
+        if (rounds_afterwards(slot.parameter)) round_at_random(one);
         if (slot.master.defined()) {
             if (!one.rounded_or_none.defined() || !kind_.writes_rounded)
                 backend(batch.device).copy(slot.master, slot.parameter);
@@ -152,7 +176,9 @@ std::vector<Optimizer::Batch> Optimizer::batches(const UpdateControl* control, c
                                     slot.name, parameter.device(), gradient.device()));
         if (numbers != nullptr) gradient = gradient.to(state_dtype(gradient)) * numbers->gradient_scale;
         Update update{.slot = &slot,
-                      .weights = slot.master.defined() ? slot.master : parameter,
+                      .weights = slot.master.defined()          ? slot.master
+                                 : rounds_afterwards(parameter) ? parameter.to(DType::f32)
+                                                                : parameter,
                       .gradient = gradient.contiguous(),
                       .rounded_or_none = {},
                       .rounding_key = keys[i]};

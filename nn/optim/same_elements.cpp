@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/ops/elementwise.h"
+
 namespace potluck::optim {
 namespace {
 
@@ -59,6 +61,17 @@ Sharing sharing_of(const Tensor& a, const Tensor& b) {
         bytes_at(place, b, [&](std::size_t byte) { shared = shared || taken[byte]; });
     });
     return shared ? Sharing::some : Sharing::none;
+}
+
+Tensor gradient_of(const Tensor& parameter, const std::vector<Tensor>& aliases) {
+    Tensor gradient = parameter.grad();
+    if (gradient.defined()) gradient = gradient.detach();
+    for (const Tensor& alias : aliases) {
+        if (!alias.grad().defined()) continue;
+        const Tensor more = alias.grad().detach().reshape(parameter.shape());
+        gradient = gradient.defined() ? gradient + more : more;
+    }
+    return gradient;
 }
 
 }  // namespace potluck::optim

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+
+#include "core/options.h"
 
 namespace potluck::optim {
 
@@ -22,9 +25,15 @@ struct ScheduleOptions {
 /// Down along half a cosine wave (Loshchilov and Hutter, "SGDR", 2017): without warm-up, update t uses
 /// floor + (peak - floor) * (1 + cos(pi * t / steps)) / 2.
 Schedule cosine_schedule(const ScheduleOptions& options);
+template <std::size_t N>
+Schedule cosine_schedule(MistypedOptions<N>, Refused<"no such option: see ScheduleOptions", N> = {});
 /// Down along a straight line.
 Schedule linear_schedule(const ScheduleOptions& options);
+template <std::size_t N>
+Schedule linear_schedule(MistypedOptions<N>, Refused<"no such option: see ScheduleOptions", N> = {});
 /// The peak for ever after the warm-up; `steps` and `floor` are not used.
 Schedule constant_schedule(const ScheduleOptions& options);
+template <std::size_t N>
+Schedule constant_schedule(MistypedOptions<N>, Refused<"no such option: see ScheduleOptions", N> = {});
 
 }  // namespace potluck::optim

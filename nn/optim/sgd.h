@@ -26,7 +26,13 @@ public:
     explicit SGD(const std::vector<nn::NamedTensor>& parameters, const SGDOptions& options = {});
     explicit SGD(const std::vector<ParameterSlice>& parameters, const SGDOptions& options = {});
     template <std::size_t N>
-    SGD(const nn::Module&, MistypedOptions<N>) = delete;  // no such option: see SGDOptions
+    SGD(const nn::Module&, MistypedOptions<N>, Refused<"no such option: see SGDOptions", N> = {});
+    template <std::size_t N>
+    SGD(const std::vector<nn::NamedTensor>&, MistypedOptions<N>,
+        Refused<"no such option: see SGDOptions", N> = {});
+    template <std::size_t N>
+    SGD(const std::vector<ParameterSlice>&, MistypedOptions<N>,
+        Refused<"no such option: see SGDOptions", N> = {});
 
 private:
     static Kind kind_of(const SGDOptions& options);

@@ -15,7 +15,7 @@ namespace potluck {
 
 /// Writes the parameters and saved buffers of a module to a safetensors file, under their names. Tied tensors are stored
 /// once; their other names stand in the metadata ("tied.lm_head.weight": "transformer.wte.weight"). The file is replaced
-/// as a whole or not at all.
+/// as a whole or not at all. Throws Error for a module that has no tensors (one that was moved from).
 void save(const nn::Module& module, const std::string& path);
 
 /// Reads a safetensors file into a module: see Module::load_state_dict(). Files of others will do when names and shapes

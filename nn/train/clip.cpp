@@ -16,17 +16,33 @@
 namespace potluck {
 namespace {
 
-/// The parameters that have a gradient, each once: neither a second handle of one counts, nor another tensor of the same
-/// elements that was given the same gradient.
-std::vector<Tensor> distinct(std::span<const Tensor> parameters) {
-    std::vector<Tensor> kept;
-    for (const Tensor& parameter : parameters) {
-        if (!parameter.grad().defined()) continue;
-        const auto is_this = [&](const Tensor& other) {
-            return optim::sharing_of(other, parameter) == optim::Sharing::all &&
-                   optim::sharing_of(other.grad(), parameter.grad()) == optim::Sharing::all;
+/// Tensors of the same elements, which are one parameter with the sum of their gradients. A second handle of a tensor, and
+/// a tensor that was given the gradient of another one, adds nothing to it.
+struct Parameter {
+    Tensor tensor;
+    std::vector<Tensor> aliases = {};
+
+    bool has_gradient(const Tensor& gradient) const {
+        const auto is_this = [&](const Tensor& one) {
+            return optim::sharing_of(one.grad(), gradient) == optim::Sharing::all;
         };
-        if (std::none_of(kept.begin(), kept.end(), is_this)) kept.push_back(parameter);
+        return is_this(tensor) || std::any_of(aliases.begin(), aliases.end(), is_this);
+    }
+};
+
+/// The parameters that have a gradient, each once.
+std::vector<Parameter> distinct(std::span<const Tensor> parameters) {
+    std::vector<Parameter> kept;
+    for (const Tensor& tensor : parameters) {
+        if (!tensor.grad().defined()) continue;
+        const auto is_this = [&](const Parameter& other) {
+            return optim::sharing_of(other.tensor, tensor) == optim::Sharing::all;
+        };
+        const auto known = std::find_if(kept.begin(), kept.end(), is_this);
+        if (known == kept.end())
+            kept.push_back({tensor});
+        else if (!known->has_gradient(tensor.grad()))
+            known->aliases.push_back(tensor);
     }
     return kept;
 }
@@ -38,15 +54,15 @@ struct DeviceGradients {
 };
 std::vector<DeviceGradients> gradients_of(std::span<const Tensor> parameters) {
     std::vector<DeviceGradients> groups;
-    for (const Tensor& parameter : distinct(parameters)) {
-        const Tensor gradient = parameter.grad();
+    for (const Parameter& parameter : distinct(parameters)) {
+        const Tensor gradient = optim::gradient_of(parameter.tensor, parameter.aliases);
         auto group = std::find_if(groups.begin(), groups.end(),
                                   [&](const auto& one) { return one.device == gradient.device(); });
         if (group == groups.end()) {
             groups.push_back({gradient.device(), {}});
             group = groups.end() - 1;
         }
-        group->gradients.push_back(gradient.detach());
+        group->gradients.push_back(gradient);
     }
     return groups;
 }

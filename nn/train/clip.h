@@ -9,8 +9,9 @@
 namespace potluck {
 
 /// The norm over all gradients of these parameters taken as one long vector: p = 1, 2 or infinity. Squares are summed in
-/// f64, so that it is right wherever it fits an f64. Parameters without a gradient count as 0. Infinity or NaN when a
-/// gradient holds one. Throws Error for another p.
+/// f64, so that it is right wherever it fits an f64. Parameters without a gradient count as 0. The same elements given
+/// twice (a tensor and a view of all of it) are one parameter with the sum of their gradients, as for an optimizer.
+/// Infinity or NaN when a gradient holds one. Throws Error for another p.
 double gradient_norm(const std::vector<Tensor>& parameters, double p = 2.0);
 
 /// Scales the gradients so that their common norm is at most `max_norm`, and returns the norm that they had. When that is

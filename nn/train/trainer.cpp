@@ -1,5 +1,6 @@
 #include "nn/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -81,7 +82,21 @@ Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& 
 
 void Trainer::check_options() const {
     const auto refuse = [](const std::string& message) { throw Error("trainer", message); };
-    if (module_.parameters().empty()) refuse("the module has no parameters. Name them in members().");
+    const std::vector<Tensor> parameters = module_.parameters();
+    if (parameters.empty()) refuse("the module has no parameters. Name them in members().");
+    const std::vector<optim::ParameterSlice> slices = optimizer_.slices();
+    const auto is_foreign = [&](const optim::ParameterSlice& slice) {
+        return slice.elements().count() > 0 &&
+               std::none_of(parameters.begin(), parameters.end(), [&](const Tensor& parameter) {
+                   return parameter.is_same(slice.elements()) ||
+                          parameter.storage() == slice.elements().storage();
+               });
+    };
+    if (std::all_of(slices.begin(), slices.end(), is_foreign))
+        refuse(
+            fmt::format("the optimizer updates none of the parameters of this {}: its first one is {}, of "
+                        "another module. Make it from the module that is trained.",
+                        module_.describe(), slices.front().name()));
     if (options_.steps < 0 || options_.epochs < 0 || (options_.steps == 0 && options_.epochs == 0)) {
         refuse(fmt::format("steps is {} and epochs is {}. Say how long to train by one of them.",
                            options_.steps, options_.epochs));

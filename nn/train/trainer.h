@@ -73,15 +73,15 @@ struct TrainerOptions {
 class Trainer {
 public:
     /// Trains on the module's device. Keeps references: module, optimizer and loaders must outlive it. Throws Error for
-    /// options out of range.
+    /// options out of range, and for an optimizer that updates nothing of the module.
     Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options);
     /// The same by another way of computing an update; options.loss and options.precision belong to `execution` then and
     /// must be left alone.
     Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader, TrainerOptions options,
             std::unique_ptr<Execution> execution);
     template <std::size_t N>
-    Trainer(nn::Module&, optim::Optimizer&, data::Loader&,  // see TrainerOptions
-            MistypedOptions<N>) = delete;
+    Trainer(nn::Module&, optim::Optimizer&, data::Loader&, MistypedOptions<N>,
+            Refused<"no such option: see TrainerOptions", N> = {});
 
     /// Trains to the end, or until should_stop().
     TrainingSummary fit();

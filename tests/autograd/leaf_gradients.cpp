@@ -204,6 +204,61 @@ TEST_CASE("set_gradient_buffer: 4096 gradients of a half type are summed in f32 
     }
 }
 
+TEST_CASE("backward: gradients of a half type are summed in f32 without a buffer, too") {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        on_each_device([dtype] {
+            CAPTURE(name_of(dtype));
+            Tensor w = tensor({1.0}, {1}, {dtype}).set_requires_grad();
+            const Tensor x = tensor({2.0 / 4096}, {1}, {dtype});
+            backward(sum(w * x));
+            CHECK(w.grad().dtype() == dtype);
+            const Tensor held = w.grad();  // somebody may look on
+            for (int i = 1; i < 2048; ++i) backward(sum(w * x));
+            CHECK(w.grad().dtype() == DType::f32);
+            for (int i = 0; i < 2048; ++i) backward(sum(w * x), {.create_graph = i == 1000});
+            CHECK(w.grad().item() == 2.0);
+            CHECK(held.item() == 2.0 / 4096);
+
+            // Through a layer, which writes its gradients itself, and by a hook, which sees the leaf's dtype.
+            Generator generator(3);
+            Tensor weight =
+                randn({3, 4}, {DType::f32, test_device()}, &generator).to(dtype).set_requires_grad();
+            Tensor bias = zeros({3}, {dtype}).set_requires_grad();
+            add_gradient_hook(bias, [dtype](const Tensor& gradient) {
+                CHECK(gradient.dtype() == dtype);
+                return Tensor();
+            });
+            Tensor weight_sum = zeros({3, 4}, {DType::f64}), bias_sum = zeros({3}, {DType::f64});
+            for (int i = 0; i < 256; ++i) {
+                const Tensor sample = randn({1, 4}, {DType::f32, test_device()}, &generator).to(dtype);
+                const Tensor dy = rand({1, 3}, {DType::f32, test_device()}, &generator).to(dtype);
+                backward(linear(sample, weight, bias), {.gradient = dy});
+                const Tensor share = matmul(transpose(dy.to(DType::f64)), sample.to(DType::f64));
+                weight_sum.add_(i == 0 ? share.to(dtype) : share);  // the first alone is of the leaf's dtype
+                bias_sum.add_(dy.to(DType::f64).reshape({3}));
+            }
+            CHECK(near(weight.grad(), weight_sum.to_vector(), 2e-5));
+            CHECK(near(bias.grad(), bias_sum.to_vector(), 2e-6));
+        });
+    }
+}
+
+TEST_CASE("set_gradient_buffer: buffers that overlap are refused before anything is changed") {
+    Tensor a = leaf({1, 2}, {2}), b = leaf({1, 2}, {2}), c = leaf({1, 2}, {2});
+    const Block all = block(6);
+    set_gradient_buffer(a, all.part(0, {2}));
+    set_gradient_buffer(b, all.part(1, {2}));
+    set_gradient_buffer(c, all.part(4, {2}));
+    CHECK(contains(error_of([&] { backward(sum(c * b) + sum(a)); }), "overlap in memory"));
+    CHECK(near(all.flat, {-7, -7, -7, -7, -7, -7}));
+    CHECK_FALSE(a.grad().defined());
+    backward(sum(c * a));
+    CHECK(near(all.flat, {1, 2, -7, -7, 1, 2}));
+    set_gradient_buffer(b, all.part(2, {2}));
+    backward(sum(b * a));
+    CHECK(near(all.flat, {2, 4, 1, 2, 1, 2}));
+}
+
 TEST_CASE("set_gradient_buffer: a leaf that takes no part is not touched, also when an op throws") {
     Tensor used = leaf({1, 2}, {2}), unused = leaf({1, 2}, {2});
     const Block all = block(4);

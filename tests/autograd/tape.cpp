@@ -1,6 +1,7 @@
 // What record() keeps, how the tape prints, and what the anomaly check finds.
 
 #include "autograd/anomaly.h"
+#include "core/capture.h"
 #include "core/trace.h"
 #include "tests/autograd/support.h"
 
@@ -120,4 +121,15 @@ TEST_CASE("without an anomaly check NaN passes, as IEEE arithmetic says") {
         CHECK(AnomalyCheck::is_on());
     }
     CHECK(!AnomalyCheck::is_on());
+}
+
+TEST_CASE("anomaly check: in a replay on the CPU it says that it cannot look") {
+    const Tensor x = ones({2}, {DType::f32, Device::cpu()});
+    const auto work = capture(Device::cpu(), [&] { (void)(x * 2); });
+    {
+        const AnomalyCheck check;
+        CHECK(contains(error_of([&] { work->replay(); }), "[multiply] the anomaly check reads every result"));
+        CHECK((x * 2).to_vector() == std::vector<double>{2.0, 2.0});
+    }
+    work->replay();
 }

@@ -66,7 +66,9 @@ TEST_CASE("cpu devices: options that cannot be add none") {
     CHECK_THROWS_WITH_AS(add_cpu_device({.threads = -1}), doctest::Contains("[add_cpu_device] -1 threads"),
                          Error);
     CHECK_THROWS_AS(add_cpu_device({.threads = 2'000'000'000}), Error);
-    CHECK_THROWS_AS(add_cpu_device({.memory_cap = -5}), Error);
+    CHECK_THROWS_WITH_AS(add_cpu_device({.memory_cap = -5}),
+                         doctest::Contains("[add_cpu_device] a memory cap of -5 bytes"), Error);
+    CHECK_THROWS_WITH_AS(set_memory_cap(-5), doctest::Contains("[set_memory_cap]"), Error);
     CHECK(device_count() == before);
 }
 

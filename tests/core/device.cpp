@@ -31,6 +31,9 @@ TEST_CASE("device: one that is not there is refused by name") {
     for (const Device none : {Device::cuda(41), Device::cpu(60), Device::cpu(-1), Device::cuda(2'000'000)}) {
         const std::string text = "no device " + name_of(none) + " here";
         CHECK_THROWS_WITH_AS(backend(none), doctest::Contains(text.c_str()), Error);
+        CHECK_THROWS_WITH_AS(backend(none), doctest::Contains("Use one of these"), Error);
+        CHECK_THROWS_WITH_AS(backend(none),
+                             doctest::Contains(none.is_cpu() ? "add_cpu_device()" : "best_device()"), Error);
     }
     CHECK_NOTHROW(backend(best_device()));
 }

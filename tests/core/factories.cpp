@@ -200,6 +200,21 @@ TEST_CASE("tensor: braces mean what they look like, one column and one element t
     CHECK_THROWS_AS(tensor(large, {DType::i32}), Error);
 }
 
+TEST_CASE("tensor: lists of any depth, and what does not fit together") {
+    CHECK(tensor({{{1}, {2}}, {{3}, {4}}}).shape() == Shape{2, 2, 1});
+    CHECK(tensor({{{1, 2}, {3, 4}}, {{5, 6}, {7, 8}}}).to_vector() ==
+          std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8});
+    CHECK(tensor({{{{true}}}}, {DType::u8}).shape() == Shape{1, 1, 1, 1});
+    CHECK(tensor({{{}, {}}}).shape() == Shape{1, 2, 0});
+    const Tensor array = tensor(std::array<float, 3>{1.5F, 2.5F, 3.5F});
+    CHECK(array.dtype() == DType::f32);
+    CHECK(array.to_vector() == std::vector<double>{1.5, 2.5, 3.5});
+    CHECK_THROWS_WITH_AS(tensor({{{1, 2}, {3}}}),
+                         doctest::Contains("row 0, 1 has 1 values and row 0, 0 has 2"), Error);
+    CHECK_THROWS_WITH_AS(tensor({{1, 2}, {3, {4}}}), doctest::Contains("row 1, 1 is a list"), Error);
+    CHECK_THROWS_WITH_AS(tensor({{1, 2}, 3}), doctest::Contains("row 1 is a number"), Error);
+}
+
 TEST_CASE("tensor: a vector of any element type, in its dtype") {
     const auto check = [](const auto& values, DType dtype) {
         const Tensor x = tensor(values);
@@ -220,6 +235,13 @@ TEST_CASE("tensor: a vector of any element type, in its dtype") {
     check(std::vector<std::uint8_t>{1, 0, 1}, DType::u8);
     check(std::vector<bool>{true, false, true}, DType::boolean);
     CHECK(tensor(std::vector<float>{}).shape() == Shape{0});
+}
+
+TEST_CASE("strides, dtypes and devices are printed by name") {
+    std::ostringstream text;
+    text << zeros({2, 3}).strides() << " " << Strides{} << " " << DType::bf16 << " " << Device::cpu() << " "
+         << Device::cuda(1);
+    CHECK(text.str() == "(3, 1) () bf16 cpu cuda:1");
 }
 
 TEST_CASE("shape: is printed, and is a vector") {

@@ -150,6 +150,7 @@ TEST_CASE("update: bad input is refused") {
     CHECK(contains(error_of([&] { control.write({.loss_scale = 0.0}); }), "loss_scale is 0"));
     CHECK(contains(error_of([&] { control.write({.max_norm = std::nan("")}); }), "max_norm is nan"));
     CHECK(contains(error_of([&] { control.add_loss(ones({2})); }), "shape (2)"));
+    CHECK(contains(error_of([] { UpdateControl(Device::cpu(), -3); }), "[update] steps is -3"));
 }
 
 }  // namespace potluck::test

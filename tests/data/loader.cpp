@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -224,6 +225,9 @@ TEST_CASE("loader: the state of another dataset, or outside of an epoch, is refu
     CHECK(contains(text, "10"));
     CHECK(contains(error_of([&] { loader.set_state({0, -1, 0, 10}); }), "epoch -1"));
     CHECK(contains(error_of([&] { loader.set_state({0, 0, 11, 10}); }), "item 11"));
+    constexpr std::int64_t last = std::numeric_limits<std::int64_t>::max();
+    CHECK(contains(error_of([&] { loader.set_state({0, last, 10, 10}); }), "epoch 9223372036854775807"));
+    CHECK(contains(error_of([&] { loader.set_state({0, last - 1, 0, 10}); }), "does not exist"));
     CHECK(read_epoch(loader) == up_to(10));
     loader.set_state({0, 4, 10, 10});  // the end of an epoch is the start of the next
     CHECK(read_epoch(loader) == up_to(10));

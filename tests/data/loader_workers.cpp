@@ -87,6 +87,9 @@ TEST_CASE("loader: items may throw anything") {
         CHECK(contains(text_of([](auto, auto) -> data::Example { throw 42; }), "no std::exception"));
         CHECK(contains(text_of([](auto, auto) -> data::Example { throw Error("soup", "too hot."); }),
                        "[soup] too hot."));
+        const std::string text = text_of([](auto, auto) { return data::Example{}; });
+        CHECK(contains(text, "[Loader] item 0 of epoch 0 failed: its input is undefined."));
+        CHECK(text.rfind("[Loader]") == text.find("[Loader]"));
         data::Loader starved(
             data::FunctionDataset(
                 2, [](auto, auto) -> data::Example { throw OutOfMemory("soup", "no pot.", 5); }),

@@ -471,6 +471,43 @@ TEST_CASE("module: what a derived type adds is never lost without a word") {
     CHECK(nn::clone(plain).parameters().size() == 2);
 }
 
+TEST_CASE("module: a copy that lost what a derived type adds says so when it is used") {
+    const LoraLinear lora(3, 4);
+    const std::vector<std::string> words{"[module]", "Linear is a copy of a LoraLinear", "branch"};
+    nn::Linear sliced = lora;
+    check_error([&] { sliced(ones({2, 3})); }, words);
+    check_error([&] { (void)sliced.parameters(); }, words);
+    check_error([&] { (void)sliced.state_dict(); }, words);
+    check_error([&] { optim::SGD optimizer(sliced); }, words);
+    check_error([&] { (void)nn::to_string(sliced); }, words);
+    // Also in a list, whatever the list does with it, and in copies of the copy.
+    std::vector<nn::Linear> list;
+    list.push_back(lora);
+    for (int i = 0; i < 4; ++i) list.push_back(nn::Linear(3, 4));
+    check_error([&] { list.front()(ones({2, 3})); }, words);
+    nn::Linear assigned(3, 4);
+    assigned = sliced;
+    check_error([&] { assigned(ones({2, 3})); }, words);
+    assigned = std::move(sliced);
+    check_error([&] { assigned(ones({2, 3})); }, words);
+    CHECK(list.back()(ones({2, 3})).shape() == Shape{2, 4});
+    struct Owner : nn::Module {
+        nn::Linear layer;
+        explicit Owner(const nn::Linear& given) : layer(given) {}
+        void members(nn::Members& m) override { m("layer", layer); }
+    } owner(lora);
+    check_error([&] { (void)owner.parameters(); }, words);
+    // A derived type may be made of a plain one.
+    struct Wrapped : nn::Linear {
+        explicit Wrapped(const nn::Linear& plain) : nn::Linear(plain) {}
+    };
+    const nn::Linear plain(3, 4);
+    Wrapped wrapped(plain);
+    CHECK(wrapped(ones({2, 3})).shape() == Shape{2, 4});
+    Wrapped copy = wrapped;
+    CHECK(copy.parameters().size() == 2);
+}
+
 TEST_CASE("module: a branch adds to a layer, and belongs to it") {
     nn::Linear layer(3, 4);
     const Tensor x = randn({2, 3}), before = layer(x);

@@ -168,6 +168,17 @@ TEST_CASE("moved from: layers and models") {
     CHECK(cache.append(0, keys, keys).first.shape() == Shape{1, 1, 1, 2});
 }
 
+TEST_CASE("moved from: a module that has no tensors any more is not saved") {
+    const test::TemporaryFolder folder;
+    nn::Linear layer(4, 3);
+    const nn::Linear heir = std::move(layer);
+    save(heir, folder / "layer.safetensors");
+    const std::string before = test::read_file(folder / "layer.safetensors");
+    CHECK(test::contains(test::error_of([&] { save(layer, folder / "layer.safetensors"); }),
+                         "has no tensors to be saved"));
+    CHECK(test::read_file(folder / "layer.safetensors") == before);
+}
+
 TEST_CASE("moved from: optimizers and trainers stay where they are, a run folder can be moved") {
     static_assert(!std::is_move_constructible_v<optim::SGD> && !std::is_move_assignable_v<optim::SGD>);
     static_assert(!std::is_move_constructible_v<optim::AdamW> && !std::is_move_assignable_v<optim::AdamW>);

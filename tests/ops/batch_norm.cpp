@@ -259,6 +259,26 @@ TEST_CASE("batch_norm: gradients of parameters in half types are summed in f32 o
     });
 }
 
+TEST_CASE("batch_norm: sums and distances that leave the range of the dtype") {
+    on_each_device([] {
+        for (const DType dtype : {DType::f32, DType::f64}) {
+            const double large = dtype == DType::f32 ? 3e38 : 1.7e308;
+            std::vector<double> values;
+            for (int i = 0; i < 64; ++i) values.push_back(i % 4 == 0 ? large : -large);
+            Tensor x = tensor(values, {64, 1}, {dtype});
+            Tensor weight = ones({1}, {dtype});
+            weight.set_requires_grad();
+            Tensor mean = zeros({1}, {dtype}), variance = ones({1}, {dtype});
+            const Tensor y = batch_norm(x, weight, {}, mean, variance, {.training = true});
+            const std::vector<double> got = y.to_vector();
+            for (std::size_t i = 0; i < got.size(); ++i)
+                CHECK(got[i] == doctest::Approx((i % 4 == 0 ? 1.5 : -0.5) / std::sqrt(0.75)).epsilon(1e-5));
+            backward(y, {.gradient = y.detach()});
+            CHECK(weight.grad().item() == doctest::Approx(64.0).epsilon(1e-4));
+        }
+    });
+}
+
 TEST_CASE("batch_norm: NaN stays in its channel") {
     on_each_device([] {
         const Tensor y = batch_norm(tensor({1, std::nan(""), 3, 4}, {2, 2}));

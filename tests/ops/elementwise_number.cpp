@@ -145,6 +145,20 @@ TEST_CASE("numbers: the quotient of floats is rounded down, as Python's //") {
     });
 }
 
+TEST_CASE("numbers: nothing divided by 0 is nothing") {
+    on_each_device([] {
+        for (const DType dtype : {DType::i64, DType::i32, DType::u8}) {
+            const Tensor none = zeros({0, 3}, {dtype});
+            CHECK(floor_divide(none, 0).shape() == Shape{0, 3});
+            CHECK((none % 0).shape() == Shape{0, 3});
+            CHECK(floor_divide(none, zeros({1}, {dtype})).shape() == Shape{0, 3});
+            CHECK(power(none, zeros({3}, {dtype})).shape() == Shape{0, 3});
+            wait_for_devices();
+        }
+        CHECK_THROWS_AS((floor_divide(ones({1}, {DType::i64}), 0), wait_for_devices()), Error);
+    });
+}
+
 TEST_CASE("numbers: comparisons take the number as it is") {
     on_each_device([] {
         const auto truth = [](const Tensor& x) { return x.to_vector<bool>(); };

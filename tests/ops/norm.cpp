@@ -223,6 +223,53 @@ TEST_CASE("norm: rms_norm of values whose squares are too large for their dtype"
     });
 }
 
+TEST_CASE("norm: sums and distances that leave the range of the dtype") {
+    on_each_device([] {
+        for (const DType dtype : {DType::f32, DType::f64}) {
+            const double large = dtype == DType::f32 ? 3e38 : 1.7e308;
+            for (const std::int64_t width : {4, 64, 3000}) {
+                CAPTURE(width);
+                const auto n = static_cast<std::size_t>(width);
+                // One of four is large, the others as far below 0: distances from the mean are 1.5 and -0.5 of it.
+                std::vector<double> values(n), expected(n);
+                for (std::size_t i = 0; i < n; ++i) {
+                    values[i] = i % 4 == 0 ? large : -large;
+                    expected[i] = (i % 4 == 0 ? 1.5 : -0.5) / std::sqrt(0.75);
+                }
+                Tensor x = tensor(values, {1, width}, {dtype});
+                x.set_requires_grad();
+                Tensor weight = ones({width}, {dtype});
+                weight.set_requires_grad();
+                const Tensor y = layer_norm(x, weight);
+                const std::vector<double> got = y.to_vector();
+                for (std::size_t i = 0; i < n; ++i)
+                    CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-5));
+                backward(y, {.gradient = ones(y.shape(), {dtype})});
+                const std::vector<double> slopes = weight.grad().to_vector();
+                for (std::size_t i = 0; i < n; ++i)
+                    CHECK(slopes[i] == doctest::Approx(expected[i]).epsilon(1e-5));
+                for (const double slope : x.grad().to_vector()) CHECK(std::isfinite(slope));
+                // Two that cancel, and a row of equal ones.
+                for (std::size_t i = 0; i < n; ++i) values[i] = i % 2 == 0 ? large : -large;
+                CHECK(layer_norm(tensor(values, {1, width}, {dtype}))[0][1].item() ==
+                      doctest::Approx(-1.0).epsilon(1e-5));
+                CHECK(layer_norm(full({1, width}, large, {dtype})).to_vector() ==
+                      std::vector<double>(n, 0.0));
+                CHECK(rms_norm(full({1, width}, large, {dtype}))[0][1].item() ==
+                      doctest::Approx(1.0).epsilon(1e-5));
+            }
+        }
+        // Reciprocals that f32 does not hold.
+        for (const std::int64_t width : {2, 64, 3000}) {
+            const Tensor x = full({1, width}, 1e-40);
+            for (const double value : rms_norm(x, {}, 0.0).to_vector())
+                CHECK(value == doctest::Approx(1.0).epsilon(1e-4));
+            CHECK(layer_norm(x, {}, {}, 1e-90).to_vector() ==
+                  std::vector<double>(static_cast<std::size_t>(width), 0.0));
+        }
+    });
+}
+
 TEST_CASE("norm: gradients over an input of rank 3, and of a row worked out by hand") {
     on_each_device([] {
         Tensor x = arange(0, 24, 1, {DType::f32}).reshape({2, 3, 4});

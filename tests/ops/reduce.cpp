@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "autograd/ops/elementwise.h"
 #include "autograd/ops/view.h"
 #include "core/factories.h"
 #include "tests/ops/table.h"
@@ -250,6 +251,36 @@ TEST_CASE("reduce: sums and means of millions of f32 values are right") {
 TEST_CASE("reduce: the mean of 838,860,800 ones is 1" * doctest::test_suite("long")) {
     CHECK(mean(ones({838860800})).item() == 1.0);
     CHECK(sum(ones({1}).expand({std::int64_t{1} << 32})).item() == 4294967296.0);
+}
+
+TEST_CASE("reduce: means, variances and norms of f64 numbers whose sums leave the range") {
+    on_each_device([] {
+        const double large = 1.7e308;
+        const auto near = [&](const Tensor& x, double expected) {
+            for (const double value : x.to_vector()) CHECK(value / large == doctest::Approx(expected));
+        };
+        for (const std::int64_t length : {4, 100, 4000, 80000}) {
+            CAPTURE(length);
+            std::vector<double> values;
+            for (std::int64_t i = 0; i < length; ++i) values.push_back(i % 4 == 0 ? large : -large);
+            const Tensor row = tensor(values, {1, length}, {DType::f64});
+            const Tensor columns = row.transpose(0, 1).expand({length, 20}).contiguous();
+            near(mean(full({length}, large, {DType::f64})), 1.0);
+            near(mean(row, 1), -0.5);
+            near(mean(columns, 0), -0.5);
+            near(stddev(row * 0.5, 1, 0), std::sqrt(0.75) / 2);
+            near(stddev(row, 1, 0), std::sqrt(0.75));
+            near(stddev(columns, 0, 0), std::sqrt(0.75));
+            CHECK(var(row * 1e-200, 1, 0).item() / (large * 1e-200) / (large * 1e-200) ==
+                  doctest::Approx(0.75));
+            near(norm(row * (0.5 / std::sqrt(static_cast<double>(length)))), 0.5);
+        }
+        // What is infinite stays so.
+        CHECK(std::isinf(sum(full({4}, large, {DType::f64})).item()));
+        CHECK(std::isinf(mean(tensor({large, infinity, large}, {DType::f64})).item()));
+        CHECK(std::isnan(mean(tensor({infinity, -infinity}, {DType::f64})).item()));
+        CHECK(std::isinf(var(tensor({large, -large, -large, -large}, {DType::f64})).item()));
+    });
 }
 
 TEST_CASE("reduce: integer sums keep all their bits") {

@@ -61,9 +61,12 @@ Tensor flat(const Tensor& x) { return x.detach().reshape({-1}); }
 /// A plain optimizer of another's making.
 class SignDescent final : public optim::Optimizer {
 public:
-    SignDescent(const std::vector<nn::NamedTensor>& parameters, double learning_rate)
+    SignDescent(const std::vector<nn::NamedTensor>& parameters, double learning_rate,
+                bool stochastic_rounding = false)
         : Optimizer({.op = "sign_descent"}, slices_of(parameters),
-                    {.learning_rate = learning_rate, .weight_decay = 0.0}) {}
+                    {.learning_rate = learning_rate,
+                     .weight_decay = 0.0,
+                     .stochastic_rounding = stochastic_rounding}) {}
 
 private:
     void update(const Batch& batch) override {
@@ -238,6 +241,60 @@ TEST_CASE("optim: gradients of 60000 in f16 are clipped to norm 1 in the kernel"
         CHECK(control.read().gradient_norm == doctest::Approx(6e7).epsilon(1e-3));
         CHECK(first_value(p) == doctest::Approx(-1e-3).epsilon(1e-3));
     });
+}
+
+TEST_CASE("optim: an optimizer of one's own has its bf16 weights rounded at random") {
+    on_each_device([] {
+        const std::int64_t count = 4000;
+        const Tensor p = nn::parameter(ones({count}, {DType::bf16}));
+        SignDescent optimizer({{"p", p}}, 1.0 / 1024,
+                              /*stochastic_rounding=*/true);  // an eighth of a bf16's step
+        for (int i = 0; i < 64; ++i) {
+            Tensor(p).set_grad(full({count}, -5.0, {DType::bf16}));
+            optimizer.step();
+        }
+        // A sixteenth in all, of which rounding to nearest would leave nothing.
+        CHECK(mean(p.detach().to(DType::f32)).item() == doctest::Approx(1.0625).epsilon(1e-3));
+        CHECK_FALSE(optimizer.state_dict().contains("master/p"));
+        // What bf16 holds stays as it is, and the control's way rounds, too.
+        const Tensor whole = nn::parameter(ones({count}, {DType::bf16}));
+        SignDescent exact({{"p", whole}}, 0.25, true);
+        Tensor(whole).set_grad(full({count}, -5.0, {DType::bf16}));
+        UpdateControl control(test_device());
+        control.write({.learning_rate = 0.25});
+        control.measure(exact.gradients());
+        control.decide();
+        exact.step(control);
+        exact.finish_step(true);
+        CHECK(whole.detach().to_vector() == std::vector<double>(static_cast<std::size_t>(count), 1.25));
+    });
+}
+
+TEST_CASE("optim: a step that waits cannot be captured, on the CPU neither") {
+    Tensor p = nn::parameter(ones({2}, {DType::f32, Device::cpu()}));
+    p.set_grad(ones({2}, {DType::f32, Device::cpu()}));
+    optim::SGD optimizer(std::vector<nn::NamedTensor>{{"p", p}}, {.learning_rate = 0.5});
+    const auto work = capture(Device::cpu(), [&] { optimizer.step(); });
+    check_error([&] { work->replay(); }, {"[sgd]", "a step cannot be recorded", "step(UpdateControl)"});
+    UpdateControl control(Device::cpu());
+    const auto read = capture(Device::cpu(), [&] { (void)control.read(); });
+    check_error([&] { read->replay(); }, {"[update]", "captured work cannot read"});
+    CHECK(p.detach().to_vector() == std::vector<double>{1.0, 1.0});
+    CHECK(optimizer.steps() == 0);
+}
+
+TEST_CASE("optim: an update that was never started is not counted") {
+    Tensor p = nn::parameter(ones({2}));
+    optim::SGD optimizer(std::vector<nn::NamedTensor>{{"p", p}}, {.learning_rate = 0.5});
+    check_error([&] { optimizer.finish_step(true); }, {"[sgd]", "none was started"});
+    optimizer.finish_step(false);
+    check_error([&] { optimizer.step(); }, {"[sgd]", "no parameter has a gradient"});
+    check_error([&] { optimizer.finish_step(true); }, {"[sgd]", "none was started"});
+    CHECK(optimizer.steps() == 0);
+    p.set_grad(ones({2}));
+    optimizer.step();
+    optimizer.finish_step(true);  // as after a replay of it
+    CHECK(optimizer.steps() == 2);
 }
 
 TEST_CASE("optim: an optimizer of one's own moves half types by what it does to their masters") {

@@ -82,6 +82,32 @@ TEST_CASE("clip: a parameter given twice counts once") {
     });
 }
 
+TEST_CASE("clip: tensors of the same elements are one parameter with the sum of their gradients") {
+    on_each_device([] {
+        const Tensor p = nn::parameter(ones({2})), view = nn::parameter(p.detach().reshape({2, 1}));
+        for (const std::vector<Tensor>& given :
+             {std::vector<Tensor>{p, view}, {view, p, view}, {p, nn::parameter(ones({2})), view}}) {
+            Tensor(p).set_grad(tensor({1.0, 4.0}));
+            Tensor(view).set_grad(tensor({{2.0}, {0.0}}));
+            CHECK(gradient_norm(given, 1.0) == doctest::Approx(7.0));
+            CHECK(gradient_norm(given, infinity) == doctest::Approx(4.0));
+            CHECK(clip_grad_norm(given, 1.0) == doctest::Approx(5.0));
+            CHECK(p.grad().to_vector()[0] == doctest::Approx(0.2));
+            CHECK(view.grad().to_vector()[0] == doctest::Approx(0.4));
+            CHECK(gradient_norm(given) == doctest::Approx(1.0));
+            optim::SGD optimizer({{"p", p}, {"view", view}});
+            CHECK(gradient_norm({optimizer.slices()[0].elements(), view}) == doctest::Approx(1.0));
+        }
+    });
+}
+
+TEST_CASE("clip: captured work reads no norm, on the CPU neither") {
+    const Tensor p = with_gradient(ones({2}, {DType::f32, Device::cpu()}));
+    const auto work = capture(Device::cpu(), [&] { clip_grad_norm({p}, 1.0); });
+    check_error([&] { work->replay(); }, {"[clip_grad_norm]", "captured work cannot read"});
+    CHECK(clip_grad_norm({p}, 10.0) == doctest::Approx(std::sqrt(2.0)));
+}
+
 TEST_CASE("clip: norms of f64 gradients whose squares f64 does not hold") {
     on_each_device([] {
         for (const double size : {1e200, 1e-200, 1e160, 1e-160, 1e308}) {

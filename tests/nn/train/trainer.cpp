@@ -321,6 +321,9 @@ TEST_CASE("trainer: bad options are refused") {
     nn::Dropout nothing_to_train;
     check_error([&] { Trainer(nothing_to_train, optimizer, loader, {.steps = 1}); },
                 {"[trainer]", "no parameters"});
+    Scale other(0.0);
+    check_error([&] { Trainer(other, optimizer, loader, {.steps = 1}); },
+                {"[trainer]", "updates none of the parameters of this Scale", "Make it from the module"});
     check_error(refused({}), {"[trainer]", "steps is 0 and epochs is 0"});
     check_error(refused({.steps = -1}), {"steps is -1"});
     check_error(refused({.steps = 1, .accumulate = -2}), {"accumulate is -2"});
