@@ -40,4 +40,10 @@ Tensor as_rows(const Tensor& x) {
     return reshaped(x, {element_count(leading), x.size(-1)});
 }
 
+void copy_into(const Tensor& from, Tensor& to) { backend(to.device()).copy(from, to); }
+
+void read_bytes(const Tensor& x, std::int64_t first, std::int64_t n, void* to) {
+    backend(x.device()).copy_to_host(to, static_cast<const std::byte*>(x.raw_data()) + first, n);
+}
+
 }  // namespace potluck::detail

@@ -23,4 +23,9 @@ Tensor reshaped(const Tensor& x, const Shape& shape);
 /// (.., n) as (rows, n): a view where strides allow, else a copy. `x` has at least one axis.
 Tensor as_rows(const Tensor& x);
 
+/// Copies the elements of `from` to those of `to`: as Backend::copy().
+void copy_into(const Tensor& from, Tensor& to);
+/// Copies `n` bytes of a contiguous `x` to `to`, memory of the host, beginning with byte `first`.
+void read_bytes(const Tensor& x, std::int64_t first, std::int64_t n, void* to);
+
 }  // namespace potluck::detail

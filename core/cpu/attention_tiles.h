@@ -11,10 +11,10 @@
 #include <new>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/cpu/blocks.h"
 #include "core/cpu/convert.h"
 #include "core/cpu/tile_product.h"
+#include "core/kernel_specs.h"
 
 namespace potluck::cpu {
 

@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/random_words.h"
+#include "core/kernel_specs.h"
 #include "core/stochastic_rounding.h"
 #include "core/update_rule.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 /// A tensor that is read and written in place, block by block.
@@ -84,7 +83,7 @@ private:
 };
 
 template <class T>
-void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
+void update(const AdamWSpec& step, AdamWTensors& tensors) {
     const auto t = static_cast<double>(step.step);
     const T beta1 = static_cast<T>(step.beta1);
     const T beta2 = static_cast<T>(step.beta2);
@@ -125,7 +124,7 @@ void adamw(const AdamWSpec& step, AdamWTensors& tensors) {
 }
 
 template <class T>
-void sgd(const SgdSpec& step, SgdTensors& tensors) {
+void update(const SgdSpec& step, SgdTensors& tensors) {
     const T rate = static_cast<T>(step.learning_rate);
     const T momentum = static_cast<T>(step.momentum);
     const T rest = static_cast<T>(1.0 - step.dampening);
@@ -226,11 +225,6 @@ double block_largest_magnitude(const T* values, std::int64_t n) {
 /// The larger one; NaN wins.
 double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 
-}  // namespace
-}  // namespace cpu
-
-namespace {
-
 /// What stands in the control of an update; nullptr without one.
 const UpdateNumbers* numbers_of(const Tensor& control_or_none) {
     return control_or_none.defined() ? reinterpret_cast<const UpdateNumbers*>(control_or_none.data<double>())
@@ -251,61 +245,50 @@ bool take_control(Spec& step) {
 
 }  // namespace
 
-void CpuBackend::adamw(const AdamWSpec& spec, std::span<AdamWTensors> tensors) {
-    const cpu::Team team(threads());
+void adamw(const AdamWSpec& spec, std::span<AdamWTensors> tensors) {
     AdamWSpec step = spec;
     if (!take_control(step)) return;
     for (AdamWTensors& one : tensors)
-        cpu::visit_floating_compute(one.parameter.dtype(),
-                                    [&](auto zero) { cpu::adamw<decltype(zero)>(step, one); });
+        visit_floating_compute(one.parameter.dtype(), [&](auto zero) { update<decltype(zero)>(step, one); });
 }
 
-void CpuBackend::sgd(const SgdSpec& spec, std::span<SgdTensors> tensors) {
-    const cpu::Team team(threads());
+void sgd(const SgdSpec& spec, std::span<SgdTensors> tensors) {
     SgdSpec step = spec;
     if (!take_control(step)) return;
     for (SgdTensors& one : tensors)
-        cpu::visit_floating_compute(one.parameter.dtype(),
-                                    [&](auto zero) { cpu::sgd<decltype(zero)>(step, one); });
+        visit_floating_compute(one.parameter.dtype(), [&](auto zero) { update<decltype(zero)>(step, one); });
 }
 
-void CpuBackend::sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
-    const cpu::Team team(threads());
+void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
     SquareSums total;
     for (const Tensor& x : tensors)
-        total =
-            total + cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-                return cpu::measure_all<decltype(zero), SquareSums>(
-                    x,
-                    [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
-                    [](const SquareSums& a, const SquareSums& b) { return a + b; });
-            });
+        total = total + visit_floating_compute(x.dtype(), [&](auto zero) {
+                    return measure_all<decltype(zero), SquareSums>(
+                        x, [](const auto* values, std::int64_t n) { return block_sum_of_squares(values, n); },
+                        [](const SquareSums& a, const SquareSums& b) { return a + b; });
+                });
     auto* to = sums.data<double>();
     to[0] = total.middle;
     to[1] = total.large;
     to[2] = total.small;
 }
 
-void CpuBackend::largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
-    const cpu::Team team(threads());
+void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
     double largest = 0.0;
     for (const Tensor& x : tensors)
-        largest = cpu::larger(largest, cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-                                  return cpu::measure_all<decltype(zero), double>(
-                                      x,
-                                      [](const auto* values, std::int64_t n) {
-                                          return cpu::block_largest_magnitude(values, n);
-                                      },
-                                      [](double a, double b) { return cpu::larger(a, b); });
-                              }));
+        largest = larger(
+            largest, visit_floating_compute(x.dtype(), [&](auto zero) {
+                return measure_all<decltype(zero), double>(
+                    x, [](const auto* values, std::int64_t n) { return block_largest_magnitude(values, n); },
+                    [](double a, double b) { return larger(a, b); });
+            }));
     *magnitude.data<double>() = largest;
 }
 
-void CpuBackend::decide_update(Tensor& control) {
-    const cpu::Team team(threads());
+void decide_update(Tensor& control) {
     // Bad elements are told at once on this device, so that none waits here.
     potluck::decide_update(*reinterpret_cast<UpdateNumbers*>(control.data<double>()), false,
                            [](double x) { return std::sqrt(x); });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu
