@@ -73,7 +73,7 @@ void Collector::add(const char* op, Collected& item, const Tensor& given) const 
         gradient = detail::cast(gradient, item.dtype);
         sum = gradient.node() == nullptr ? gradient : gradient.detach();
     } else if (may_change(sum)) {
-        backend(node.device).add_scaled(gradient, 1.0, sum);
+        detail::add_into(gradient, sum);
     } else {
         Tensor fresh = Tensor::empty(node.shape, {item.dtype, node.device});
         backend(node.device).binary(BinaryOp::add, sum, detail::cast(gradient, item.dtype), fresh);
@@ -115,9 +115,9 @@ bool Collector::open_buffer(Collected& item) {
 void Collector::add_to_buffer(Collected& item, const Tensor& gradient) {
     const bool holds_sum = open_buffer(item);
     if (holds_sum)
-        backend(item.node->device).add_scaled(gradient, 1.0, item.gradient);
+        detail::add_into(gradient, item.gradient);
     else
-        backend(item.node->device).copy(gradient, item.gradient);
+        detail::copy_into(gradient, item.gradient);
 }
 
 // ---- handing out ----
@@ -147,7 +147,7 @@ bool Collector::join_stored(Collected& item, const Tensor& gradient) const {
     Node& node = *item.node;
     item.stored = take(node, may_change);
     if (!item.stored.defined()) return false;
-    backend(node.device).add_scaled(gradient, 1.0, item.stored);
+    detail::add_into(gradient, item.stored);
     return true;
 }
 
@@ -188,7 +188,7 @@ Tensor Collector::put(Node& node, Tensor sum) const {
 Tensor Collector::sum_of(const Tensor& old, const Tensor& gradient) const {
     if (create_graph_) return to(old, promote(old.dtype(), gradient.dtype())) + gradient;
     Tensor sum = detail::copy_of(old);
-    backend(old.device()).add_scaled(gradient, 1.0, sum);
+    detail::add_into(gradient, sum);
     return sum;
 }
 

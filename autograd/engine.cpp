@@ -21,7 +21,6 @@
 #include "autograd/ops/copy.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -150,7 +149,7 @@ private:
         }
         Tensor buffer(std::size_t index) override {
             Destination sum = destination(index);
-            if (!sum.accumulate) backend(sum.memory.device()).fill(sum.memory, 0);
+            if (!sum.accumulate) detail::fill_with(0, sum.memory);
             return sum.memory;
         }
 

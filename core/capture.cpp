@@ -37,6 +37,8 @@ std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work)
     return backend(device).capture(std::move(work));
 }
 
+bool detail::is_recording(Device device) { return backend(device).is_recording(); }
+
 void detail::require_readable(const char* op, Device device) {
     if (replays > 0 && device.is_cpu())
         throw Error(

@@ -7,7 +7,8 @@
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/elementwise.h"
-#include "core/backend.h"
+#include "core/capture.h"
+#include "core/copies.h"
 #include "core/dtype_policy.h"
 #include "core/factories.h"
 #include "core/format.h"
@@ -244,7 +245,7 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     started_.clear();
     bool any_element = false;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-        if (control == nullptr && backend(slots_[i].parameter.device()).is_recording())
+        if (control == nullptr && detail::is_recording(slots_[i].parameter.device()))
             throw Error(
                 kind_.op,
                 "a step cannot be recorded, because learning rate and step number would stay the same in "
@@ -277,7 +278,7 @@ void Optimizer::apply(const Batch& batch) {
         one.weights.storage()->bump_version();
         if (slot.master.defined()) {
             if (!one.rounded_or_none.defined() || !kind_.writes_rounded)
-                backend(batch.device).copy(slot.master, slot.parameter);
+                detail::copy_into(slot.master, slot.parameter);
             slot.parameter.storage()->bump_version();
         }
         slot.version = slot.parameter.storage()->version();
@@ -383,7 +384,7 @@ void Optimizer::prepare(Slot& slot) const {
     const bool fit = is_fit(slot);
     const bool fresh = !slot.master.defined() || slot.version == slot.parameter.storage()->version();
     if (fit && fresh) return;
-    if (backend(slot.parameter.device()).is_recording())
+    if (detail::is_recording(slot.parameter.device()))
         throw Error(kind_.op,
                     fmt::format("the state of parameter {} is not ready, and would be made again by each "
                                 "replay. Run one update before recording one.",

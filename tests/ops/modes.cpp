@@ -13,7 +13,9 @@
 #include <sstream>
 
 #include "autograd/gradcheck.h"
-#include "autograd/ops.h"
+#include "autograd/ops/copy.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/reduce.h"
 #include "autograd/tape.h"
 #include "core/copies.h"
 #include "core/error.h"
