@@ -6,25 +6,22 @@
 //    and frees what the op saved.
 // 3. commit: the gradients of leaves (and of tensors that retain theirs) appear, all at once.
 //
-// A leaf with accumulated hooks gets its gradient as soon as it is complete, and one with a buffer is added to in that
-// buffer from the first contribution on.
+// A leaf with accumulated hooks gets its gradient as soon as it is complete. How gradients add up and are stored is in
+// autograd/collector.h.
 //
 // Threads: an engine has the inner nodes of its graph to itself, and the leaves that have a buffer (claim). Plain leaves
-// are shared: whoever adds to the stored gradient takes it out of the leaf first (take), and puts the sum back, added to
-// what another thread may have put there meanwhile (put).
+// are shared.
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "autograd/anomaly.h"
 #include "autograd/autocast.h"
+#include "autograd/collector.h"
 #include "autograd/ops/copy.h"
-#include "autograd/ops/elementwise.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
 #include "core/factories.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -32,9 +29,6 @@
 namespace potluck {
 
 namespace {
-
-/// Whether an addition in place is right: nobody else sees the memory, and every element has a place of its own.
-bool may_change(const Tensor& x) { return x.is_unique() && !detail::overlaps_itself(x); }
 
 /// Tells threads apart, at less cost than an id.
 const void* this_thread() {
@@ -63,19 +57,6 @@ private:
 };
 thread_local const Running* Running::innermost = nullptr;
 
-/// Takes the gradient out of its node, which then has none, if `accepts` says so. Nobody else can see it from then on.
-template <class Accepts>
-Tensor take(Node& node, const Accepts& accepts) {
-    const std::lock_guard lock(node.gradient_mutex);
-    if (!node.gradient.defined() || !accepts(node.gradient)) return {};
-    return std::exchange(node.gradient, Tensor());
-}
-
-/// Whether `x` is fit to be somebody's grad(): it shares no memory, holds no larger block, and lies in order.
-bool stands_alone(const Tensor& x) {
-    return x.is_unique() && x.is_contiguous() && x.storage()->bytes() == x.bytes();
-}
-
 }  // namespace
 
 class Engine {
@@ -87,6 +68,7 @@ public:
           keep_graph_(options.retain_graph || options.create_graph),
           create_graph_(options.create_graph),
           to_leaves_(targets == nullptr),
+          collector_(to_leaves_, create_graph_),
           root_(root.node()) {
         try {
             collect();
@@ -97,7 +79,7 @@ public:
         }
     }
     ~Engine() {
-        restore();
+        for (Item& item : items_) Collector::restore(item);
         release();
     }
     Engine(const Engine&) = delete;
@@ -119,10 +101,10 @@ public:
         const Autocast off(DType::f32);
         // What can fail comes first, so that either all gradients appear or none.
         for (Item& item : items_)
-            if (item.result.defined()) prepare_result(item);
+            if (item.result.defined()) collector_.prepare_result(item);
         if (!to_leaves_) return;
         for (Item& item : items_)
-            if (item.result.defined()) (void)publish(item);
+            if (item.result.defined()) (void)collector_.publish(item);
         for (Item& item : items_) item.appeared = false;
     }
 
@@ -133,21 +115,12 @@ public:
     }
 
 private:
-    struct Item {
-        std::shared_ptr<Node> node;
-        Tensor gradient = {};           // collected so far
-        Tensor result = {};             // complete, and to be handed out
-        std::int64_t consumers = 0;     // nodes that will still add to the gradient
-        bool needed = false;            // its gradient leads to a leaf (or a target)
-        bool runs = false;              // an input of its node is needed, so its op's backward runs
-        bool target = false;            // its gradient is to be handed out
-        bool finished = false;          // its gradient has been dealt with
-        bool continues_stored = false;  // gradient (or result) was the leaf's grad() and is added to in place
-        Tensor stored = {};             // the leaf's grad(), taken out until the result is put in its place
-        bool appeared = false;          // the leaf had no grad(), and has one since before the commit
-        bool buffered = false;          // its gradient goes to the leaf's buffer
-        bool direct = false;            // ops write it there, since no hook looks at it first
-        DType dtype = DType::f32;       // of the gradient
+    struct Item : Collected {
+        std::int64_t consumers = 0;  // nodes that will still add to the gradient
+        bool needed = false;         // its gradient leads to a leaf (or a target)
+        bool runs = false;           // an input of its node is needed, so its op's backward runs
+        bool target = false;         // its gradient is to be handed out
+        bool finished = false;       // its gradient has been dealt with
     };
 
     /// The gradients of one node's inputs.
@@ -160,14 +133,14 @@ private:
             return node_.inputs[index] != nullptr && item(index).needed;
         }
         void add(std::size_t index, const Tensor& gradient) override {
-            if (wants(index)) engine_.add(node_.name, item(index), gradient);
+            if (wants(index)) engine_.collector_.add(node_.name, item(index), gradient);
         }
         DType dtype(std::size_t index) const override {
             check(index);
             return node_.inputs[index] != nullptr ? item(index).dtype : DType::f32;
         }
         bool collected(std::size_t index) const override {
-            return wants(index) && engine_.has_sum(item(index));
+            return wants(index) && engine_.collector_.has_sum(item(index));
         }
         Destination destination(std::size_t index) override {
             if (!wants(index)) throw Error(node_.name, fmt::format("input {} wants no gradient.", index));
@@ -175,11 +148,11 @@ private:
                 throw Error(node_.name,
                             "this backward adds to gradients in place, which create_graph cannot record. "
                             "Use add() when is_grad_enabled().");
-            return engine_.destination(item(index));
+            return engine_.collector_.destination(item(index));
         }
         Tensor buffer(std::size_t index) override {
             Destination sum = destination(index);
-            if (!sum.accumulate) backend(sum.memory.device()).fill(sum.memory, 0);
+            if (!sum.accumulate) detail::fill_with(0, sum.memory);
             return sum.memory;
         }
 
@@ -200,14 +173,14 @@ private:
     void collect() {
         std::vector<const std::shared_ptr<Node>*> open{&root_};
         index_.emplace(root_.get(), 0);
-        items_.push_back({.node = root_});
+        items_.push_back({{.node = root_}});
         while (!open.empty()) {
             const std::shared_ptr<Node>& node = *open.back();
             open.pop_back();
             if (node->depth > 0) claim(*node);
             for (const std::shared_ptr<Node>& input : node->inputs) {
                 if (input == nullptr || !index_.emplace(input.get(), 0).second) continue;
-                items_.push_back({.node = input});
+                items_.push_back({{.node = input}});
                 open.push_back(&input);
             }
         }
@@ -252,9 +225,9 @@ private:
             item.dtype = node.dtype;
             if (to_leaves_ && node.gradient_buffer.defined())
                 use_buffer(item);
-            else if (to_leaves_ && node.depth == 0 && detail::is_half(node.dtype) && node.hooks.empty() &&
+            else if (to_leaves_ && node.depth == 0 && is_half(node.dtype) && node.hooks.empty() &&
                      has_stored(*item.node))
-                item.dtype = DType::f32;  // see sum_of()
+                item.dtype = DType::f32;  // see Collector::sum_of()
             if (is_freed(node) && !(item.target && !to_leaves_))
                 throw Error(
                     caller_,
@@ -342,7 +315,7 @@ private:
                             "device must agree, and the dtype must be floating.",
                             start.dtype(), pretty(start.shape()), start.device(), root.dtype(),
                             pretty(root.shape()), root.device()));
-        add(caller_, item_of(*root_), start);
+        collector_.add(caller_, item_of(*root_), start);
     }
 
     /// The op's backward, and then: whoever got all of its gradient may be dealt with.
@@ -393,30 +366,11 @@ private:
         Node& node = *item.node;
         if (!item.direct) gradient = run_hooks(item, gradient);
         if (to_leaves_ && node.depth == 0) {
-            finish_leaf(item, std::move(gradient));
+            collector_.finish_leaf(item, std::move(gradient));
             return {};
         }
         if (item.target) item.result = gradient;
         return gradient;
-    }
-
-    void finish_leaf(Item& item, Tensor gradient) {
-        if (item.buffered && !item.direct) {
-            add_to_buffer(item, gradient);
-            gradient = std::exchange(item.gradient, Tensor());
-        } else if (!item.buffered) {
-            // What can be added now is, so that the two need not live side by side.
-            if (join_stored(item, gradient)) {
-                gradient = put(*item.node, std::exchange(item.stored, Tensor()));
-            } else {
-                item.result = std::move(gradient);
-                if (item.node->accumulated_hooks.empty()) return;  // it appears with the others
-                prepare_result(item);
-                gradient = publish(item);
-            }
-        }
-        const std::vector<AccumulatedHook> hooks = item.node->accumulated_hooks;
-        for (const AccumulatedHook& hook : hooks) hook(gradient);
     }
 
     Tensor run_hooks(const Item& item, Tensor gradient) const {
@@ -447,150 +401,6 @@ private:
         return create_graph_ ? to(gradient, item.dtype) : detail::cast(gradient, item.dtype).detach();
     }
 
-    /// Adds to the leaf's grad() in place, where that is safe: then item.stored is the sum.
-    bool join_stored(Item& item, const Tensor& gradient) const {
-        if (create_graph_ || item.continues_stored) return false;
-        Node& node = *item.node;
-        item.stored = take(node, [](const Tensor& stored) {
-            return may_change(stored) && !detail::is_half(stored.dtype());
-        });
-        if (!item.stored.defined()) return false;
-        backend(node.device).add_scaled(gradient, 1.0, item.stored);
-        return true;
-    }
-
-    // ---- leaves with a buffer ----
-
-    /// Makes the leaf's grad() show its buffer. Returns whether there is a sum in it already.
-    static bool open_buffer(Item& item) {
-        Node& node = *item.node;
-        const std::lock_guard lock(node.gradient_mutex);
-        const bool holds_sum = node.gradient.defined();
-        if (!holds_sum) {
-            node.gradient = node.gradient_buffer.detach();
-            item.appeared = true;
-        }
-        item.gradient = node.gradient;
-        node.gradient.storage()->bump_version();
-        return holds_sum;
-    }
-
-    static void add_to_buffer(Item& item, const Tensor& gradient) {
-        const bool holds_sum = open_buffer(item);
-        if (holds_sum)
-            backend(item.node->device).add_scaled(gradient, 1.0, item.gradient);
-        else
-            backend(item.node->device).copy(gradient, item.gradient);
-    }
-
-    // ---- collecting ----
-
-    bool has_sum(const Item& item) const {
-        return item.gradient.defined() || ((item.direct || may_continue(item)) && has_stored(*item.node));
-    }
-
-    bool may_continue(const Item& item) const {
-        return to_leaves_ && !create_graph_ && item.node->depth == 0 && item.node->hooks.empty();
-    }
-
-    /// The leaf's grad() becomes the place where this run adds, when that is safe and nobody watches.
-    void continue_stored(Item& item) {
-        if (item.gradient.defined() || item.buffered || !may_continue(item)) return;
-        item.gradient = take(*item.node, [&](const Tensor& stored) {
-            return stored.dtype() == item.dtype && stands_alone(stored);
-        });
-        item.continues_stored = item.gradient.defined();
-    }
-
-    void add(const char* op, Item& item, const Tensor& given) {
-        if (!given.defined())
-            throw Error(op, "its backward gave an undefined gradient. Leave the call out instead.");
-        const Node& node = *item.node;
-        if (!(given.device() == node.device))
-            throw Error(op, fmt::format("its backward gave a gradient on {} for an input on {}.",
-                                        given.device(), node.device));
-        const bool wider = item.dtype == DType::f32 && is_half(given.dtype());
-        Tensor gradient = detail::sum_to_shape(op, given, node.shape, wider ? DType::f32 : given.dtype());
-        if (item.direct) return add_to_buffer(item, gradient);
-        continue_stored(item);
-        Tensor& sum = item.gradient;
-        if (create_graph_) {
-            gradient = to(gradient, item.dtype);
-            sum = sum.defined() ? sum + gradient : gradient;
-        } else if (!sum.defined()) {
-            gradient = detail::cast(gradient, item.dtype);
-            sum = gradient.node() == nullptr ? gradient : gradient.detach();
-        } else if (may_change(sum)) {
-            backend(node.device).add_scaled(gradient, 1.0, sum);
-        } else {
-            Tensor fresh = Tensor::empty(node.shape, {item.dtype, node.device});
-            backend(node.device).binary(BinaryOp::add, sum, detail::cast(gradient, item.dtype), fresh);
-            sum = fresh;
-        }
-    }
-
-    Gradients::Destination destination(Item& item) {
-        if (item.direct) {
-            const bool holds_sum = open_buffer(item);
-            return {item.gradient, holds_sum};
-        }
-        continue_stored(item);
-        Tensor& sum = item.gradient;
-        if (!sum.defined()) {
-            sum = Tensor::empty(item.node->shape, {item.dtype, item.node->device});
-            return {sum, false};
-        }
-        if (!(sum.is_contiguous() && sum.is_unique())) sum = detail::copy_of(sum);
-        return {sum, true};
-    }
-
-    // ---- handing out ----
-
-    /// Makes item.result what the tensor's gradient will be: added to an old one, and sharing memory with nobody.
-    void prepare_result(Item& item) {
-        // There is an old one where somebody holds it, or where a backward within this one has left one.
-        if (to_leaves_) item.stored = take(*item.node, [](const Tensor&) { return true; });
-        if (item.stored.defined()) {
-            item.result = sum_of(item.stored, item.result);
-        } else if (!item.continues_stored && !stands_alone(item.result)) {
-            item.result = create_graph_ ? clone(item.result) : detail::copy_of(item.result);
-        }
-    }
-
-    /// Makes item.result the grad() of its tensor, which is returned.
-    Tensor publish(Item& item) {
-        item.appeared = !item.continues_stored && !item.stored.defined();
-        item.continues_stored = false;
-        item.stored = Tensor();
-        return put(*item.node, std::exchange(item.result, Tensor()));
-    }
-
-    /// Adds `sum` to the gradient of a node, and returns what it is then.
-    Tensor put(Node& node, Tensor sum) const {
-        for (;;) {
-            Tensor other;
-            {
-                const std::lock_guard lock(node.gradient_mutex);
-                std::swap(node.gradient, other);
-                if (!other.defined()) {
-                    node.gradient = sum;
-                    return sum;
-                }
-            }
-            sum = sum_of(other, sum);
-        }
-    }
-
-    /// In fresh memory: somebody else may hold the old one. Half types are added in f32, whatever the number of backwards.
-    Tensor sum_of(const Tensor& old, const Tensor& gradient) const {
-        const bool widens = detail::is_half(old.dtype());
-        if (create_graph_)
-            return to(old, widens ? DType::f32 : promote(old.dtype(), gradient.dtype())) + gradient;
-        Tensor sum = widens ? detail::cast(old, DType::f32) : detail::copy_of(old);
-        backend(old.device()).add_scaled(gradient, 1.0, sum);
-        return sum;
-    }
-
     void check_gradients(const Node& node, const Tensor& dy) {
         for (std::size_t i = 0; i < node.inputs.size(); ++i)
             if (node.inputs[i] != nullptr && item_of(*node.inputs[i]).gradient.defined())
@@ -605,21 +415,11 @@ private:
         node.backward = nullptr;
     }
 
-    /// After an exception: what was taken out of a leaf goes back, and what it did not have before goes.
-    void restore() {
-        for (Item& item : items_) {
-            Tensor back = std::move(item.stored);
-            if (item.continues_stored) back = std::move(item.result.defined() ? item.result : item.gradient);
-            if (!item.appeared && !back.defined()) continue;
-            const std::lock_guard lock(item.node->gradient_mutex);
-            if (item.appeared || !item.node->gradient.defined()) std::swap(item.node->gradient, back);
-        }
-    }
-
     const char* caller_;
     bool keep_graph_;
     bool create_graph_;
     bool to_leaves_;
+    Collector collector_;
     std::shared_ptr<Node> root_;
     std::vector<Item> items_;  // the deepest first
     std::unordered_map<const Node*, std::size_t> index_;

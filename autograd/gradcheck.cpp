@@ -5,7 +5,6 @@
 #include "autograd/ops/elementwise.h"
 #include "autograd/ops/reduce.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
 #include "core/copies.h"
 #include "core/factories.h"
 #include "core/format.h"

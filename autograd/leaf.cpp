@@ -4,7 +4,7 @@
 
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
+#include "core/copies.h"
 #include "core/format.h"
 
 namespace potluck {
@@ -105,7 +105,7 @@ void Tensor::set_grad(const Tensor& gradient) {
     Tensor now = gradient;
     if (node()->gradient_buffer.defined()) {
         now = node()->gradient_buffer.detach();
-        backend(now.device()).copy(gradient, now);
+        detail::copy_into(gradient, now);
         now.storage()->bump_version();
     }
     const std::lock_guard lock(node()->gradient_mutex);

@@ -47,7 +47,8 @@ struct Enough {};
 /// One call of a region: what it needs to run again, and what that brought.
 class Call {
 public:
-    Call(Region region, const std::vector<Tensor>& inputs) : region_(std::move(region)), generators_(states_of(inputs)) {
+    Call(Region region, const std::vector<Tensor>& inputs)
+        : region_(std::move(region)), generators_(states_of(inputs)) {
         place_.name = "recompute";
         inputs_ = Saved(place_, {}, inputs);
     }

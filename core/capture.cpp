@@ -38,6 +38,7 @@ std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work)
 }
 
 bool detail::is_replaying(Device device) { return replays > 0 && device.is_cpu(); }
+bool detail::is_recording(Device device) { return backend(device).is_recording(); }
 
 void detail::require_readable(const char* op, Device device) {
     if (is_replaying(device))

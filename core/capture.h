@@ -43,6 +43,8 @@ std::unique_ptr<CapturedWork> capture(Device device, std::function<void()> work)
 namespace detail {
 /// Whether a replay runs captured work of `device` on the host in this thread.
 bool is_replaying(Device device);
+/// Whether what this thread starts on `device` is being recorded instead of done.
+bool is_recording(Device device);
 /// Throws Error(op, ...) inside captured work that a replay runs on the host in this thread, for a tensor of `device`.
 void require_readable(const char* op, Device device);
 }  // namespace detail

@@ -40,4 +40,14 @@ Tensor as_rows(const Tensor& x) {
     return reshaped(x, {element_count(leading), x.size(-1)});
 }
 
+void copy_into(const Tensor& from, Tensor& to) { backend(to.device()).copy(from, to); }
+
+void fill_with(const Scalar& value, Tensor& to) { backend(to.device()).fill(to, value); }
+
+void add_into(const Tensor& x, Tensor& to) { backend(to.device()).add_scaled(x, 1.0, to); }
+
+void read_bytes(const Tensor& x, std::int64_t first, std::int64_t n, void* to) {
+    backend(x.device()).copy_to_host(to, static_cast<const std::byte*>(x.raw_data()) + first, n);
+}
+
 }  // namespace potluck::detail

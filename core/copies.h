@@ -23,4 +23,15 @@ Tensor reshaped(const Tensor& x, const Shape& shape);
 /// (.., n) as (rows, n): a view where strides allow, else a copy. `x` has at least one axis.
 Tensor as_rows(const Tensor& x);
 
+// The kernels of the contract (core/backend.h) that code of all kinds needs, so that it need not know the others.
+
+/// to = from.
+void copy_into(const Tensor& from, Tensor& to);
+/// to = value.
+void fill_with(const Scalar& value, Tensor& to);
+/// to += x.
+void add_into(const Tensor& x, Tensor& to);
+/// Copies `n` bytes of a contiguous `x` to `to`, memory of the host, beginning with byte `first`.
+void read_bytes(const Tensor& x, std::int64_t first, std::int64_t n, void* to);
+
 }  // namespace potluck::detail

@@ -12,6 +12,11 @@
 #include "core/format.h"
 
 namespace potluck {
+
+DeviceEntry::DeviceEntry(Device which, std::unique_ptr<Backend> kernels)
+    : device(which), backend(std::move(kernels)), memory(which, *backend) {}
+DeviceEntry::~DeviceEntry() = default;
+
 namespace {
 
 struct Registry {

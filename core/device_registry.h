@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/device.h"
 #include "core/memory_book.h"
 #include "core/random.h"
@@ -16,8 +15,8 @@ namespace potluck {
 
 /// What belongs to one device. Entries live until the process ends, so that tensors in static variables may die late.
 struct DeviceEntry {
-    DeviceEntry(Device which, std::unique_ptr<Backend> kernels)
-        : device(which), backend(std::move(kernels)), memory(which, *backend) {}
+    DeviceEntry(Device which, std::unique_ptr<Backend> kernels);
+    ~DeviceEntry();
 
     Device device;
     std::unique_ptr<Backend> backend;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/backend.h"
 #include "core/device_registry.h"
 #include "core/error.h"
 #include "core/format.h"

@@ -10,10 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/memory.h"
+#include "core/stream.h"
 
 namespace potluck {
+
+class Backend;
 
 /// Hands out blocks of one device: counts them by op, holds them under a cap, and keeps freed ones for the next request
 /// of the same size. Training asks for the same sizes again and again, and fresh pages cost more than old ones.

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/atomic_file.h"
-#include "core/backend.h"
 #include "core/copies.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -161,10 +160,9 @@ void write_tensor(AtomicFile& file, const Tensor& tensor) {
     if (dense.device().is_cpu()) return file.write(dense.raw_data(), dense.bytes());
     constexpr std::int64_t at_once = std::int64_t{16} << 20;
     std::vector<std::byte> part(static_cast<std::size_t>(std::min(at_once, dense.bytes())));
-    const auto* data = static_cast<const std::byte*>(dense.raw_data());
     for (std::int64_t done = 0; done < dense.bytes(); done += at_once) {
         const std::int64_t n = std::min(at_once, dense.bytes() - done);
-        backend(dense.device()).copy_to_host(part.data(), data + done, n);
+        detail::read_bytes(dense, done, n, part.data());
         file.write(part.data(), n);
     }
 }

@@ -5,7 +5,7 @@
 #include <limits>
 #include <ostream>
 
-#include "core/backend.h"
+#include "core/capture.h"
 #include "core/copies.h"
 #include "core/format.h"
 #include "core/op_scope.h"
@@ -201,7 +201,7 @@ Scalar Tensor::item_scalar() const {
                                 pretty(shape()), count()));
     detail::require_readable("item", device());
     std::byte element[8] = {};
-    backend(device()).copy_to_host(element, raw_data(), size_of(dtype()));
+    detail::read_bytes(*this, 0, size_of(dtype()), element);
     return visit(dtype(), [&](auto zero) -> Scalar {
         using T = decltype(zero);
         T value;
@@ -220,11 +220,11 @@ std::vector<T> Tensor::to_vector() const {
     const auto size = static_cast<std::size_t>(count());
     if constexpr (std::same_as<T, bool>) {
         std::vector<std::uint8_t> bytes(size);
-        backend(device()).copy_to_host(bytes.data(), dense.raw_data(), dense.bytes());
+        detail::read_bytes(dense, 0, dense.bytes(), bytes.data());
         return {bytes.begin(), bytes.end()};
     } else {
         std::vector<T> values(size);
-        backend(device()).copy_to_host(values.data(), dense.raw_data(), dense.bytes());
+        detail::read_bytes(dense, 0, dense.bytes(), values.data());
         return values;
     }
 }

@@ -15,7 +15,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "core/backend.h"
+#include "core/kernel_specs.h"
 #include "cuda/plan_cache.h"
 
 namespace potluck::cuda {

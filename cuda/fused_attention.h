@@ -11,7 +11,7 @@
 #include <memory>
 #include <optional>
 
-#include "core/backend.h"
+#include "core/kernel_specs.h"
 #include "cuda/cudnn_graph.h"
 #include "cuda/plan_cache.h"
 

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/backend.h"
+#include "core/copies.h"
 #include "core/format.h"
 
 namespace potluck::data {
@@ -48,7 +48,7 @@ Tensor stack(std::string_view what, const std::vector<Tensor>& parts,
         Tensor place = whole.alias(first.shape(), contiguous_strides(first.shape()),
                                    static_cast<std::int64_t>(i) * first.count());
         if (!first.device().is_cpu() || !parts[i].is_contiguous())
-            backend(first.device()).copy(parts[i], place);
+            detail::copy_into(parts[i], place);
         else if (first.bytes() > 0)
             std::memcpy(place.raw_data(), parts[i].raw_data(), static_cast<std::size_t>(first.bytes()));
     }

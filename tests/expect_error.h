@@ -12,7 +12,7 @@ namespace potluck::test {
 
 /// Waits for every device: bad elements that only kernels see are told at the next wait.
 inline void wait_for_devices() {
-    for (const Device device : registered_devices()) backend(device).synchronize();
+    for (const Device device : registered_devices()) synchronize(device);
 }
 
 /// The text of the Error that `function` throws, at the latest when the devices have done what it started; empty (and a

@@ -1,6 +1,7 @@
 #include "autograd/ops/chain.h"
 
 #include "autograd/ops/support.h"
+#include "core/backend.h"
 #include "core/op_scope.h"
 
 namespace potluck::detail {

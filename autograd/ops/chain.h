@@ -5,7 +5,7 @@
 
 #include <initializer_list>
 
-#include "core/backend.h"
+#include "core/kernel_specs.h"
 
 namespace potluck::detail {
 

@@ -7,6 +7,7 @@
 #include "autograd/ops/support_window.h"
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
+#include "core/backend.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 

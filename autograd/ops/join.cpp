@@ -3,7 +3,6 @@
 #include "autograd/ops/support.h"
 #include "autograd/ops/view.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
@@ -44,7 +43,7 @@ Tensor cat(const std::vector<Tensor>& tensors, std::int64_t axis) {
     std::int64_t start = 0;
     for (const Tensor& x : tensors) {
         Tensor part = detail::strided_alias(y, axis, start, x.shape()[at], 1);
-        backend(y.device()).copy(x, part);
+        detail::copy_into(x, part);
         start += x.shape()[at];
     }
     return record("cat", y, tensors, {}, [axis, sizes](const Saved&, const Tensor& dy, Gradients& dx) {

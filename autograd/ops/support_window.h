@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "autograd/ops/height_width.h"
-#include "core/backend.h"
+#include "core/kernel_specs.h"
 #include "core/tensor.h"
 
 namespace potluck::detail {

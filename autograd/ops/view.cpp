@@ -6,7 +6,6 @@
 
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 
@@ -59,7 +58,7 @@ Tensor strided(const char* name, const Tensor& x, std::int64_t axis, std::int64_
                       if (is_grad_enabled()) return dx.add(0, detail::spread(dy, shape, axis, start, step));
                       // Straight into the part of the gradient that belongs to the entries.
                       Tensor part = detail::strided_alias(dx.buffer(0), axis, start, length, step);
-                      backend(dy.device()).add_scaled(dy, 1.0, part);
+                      detail::add_into(dy, part);
                   });
 }
 
@@ -210,7 +209,7 @@ Tensor select(const Tensor& x, std::int64_t axis, std::int64_t index) {
                       const Tensor entry = unsqueeze(dy, axis);
                       if (is_grad_enabled()) return dx.add(0, detail::spread(entry, whole, axis, index, 1));
                       Tensor part = detail::strided_alias(dx.buffer(0), axis, index, 1, 1);
-                      backend(dy.device()).add_scaled(entry, 1.0, part);
+                      detail::add_into(entry, part);
                   });
 }
 

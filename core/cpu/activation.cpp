@@ -6,14 +6,12 @@
 #include <cmath>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/elementwise.h"
 #include "core/cpu/vector_math.h"
 #include "core/elementwise_errors.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 template <class T>
@@ -135,14 +133,11 @@ UnaryLoop<T> activation_loop(UnaryOp op) {
 template UnaryLoop<float> activation_loop<float>(UnaryOp op);
 template UnaryLoop<double> activation_loop<double>(UnaryOp op);
 
-}  // namespace cpu
-
-void CpuBackend::unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) {
-    const cpu::Team team(threads());
-    cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+void unary_backward(UnaryOp op, const Tensor& x, const Tensor& dy, Tensor& dx) {
+    visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cpu::BlockMap<T, T, T>::run(dx, x, dy, cpu::activation_backward_loop<T>(op));
+        BlockMap<T, T, T>::run(dx, x, dy, activation_backward_loop<T>(op));
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -3,19 +3,18 @@
 #include <vector>
 
 #include "core/cpu/attention_tiles.h"
-#include "core/cpu/cpu_backend.h"
+#include "core/cpu/copy.h"
 #include "core/cpu/rows.h"
 #include "core/cpu/vector_math.h"
+#include "core/kernel_specs.h"
 
 // Attention in tiles of 64 queries x 64 keys (Dao et al., "FlashAttention", 2022): the scores of a tile live
 // in the cache and are never stored. Forward keeps the largest score and the sum of exponentials of each
 // query and corrects what it has summed when a larger score comes; it leaves their logarithm behind, and
 // backward computes the weights of any tile anew from it.
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 /// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives
 /// weights of 0.
@@ -336,9 +335,8 @@ std::vector<BackwardTask> backward_tasks(const AttentionSizes& sizes) {
 
 }  // namespace
 
-void CpuBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
-                           const AttentionSpec& options, Tensor& y, Tensor& logsumexp) {
-    const cpu::Team team(threads());
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+               const AttentionSpec& options, Tensor& y, Tensor& logsumexp) {
     const AttentionSizes sizes(q, k, v);
     constexpr std::int64_t piece = 4;  // tiles of queries that share the reading of the keys
     const std::int64_t pieces = (sizes.query_tiles() + piece - 1) / piece;
@@ -355,11 +353,10 @@ void CpuBackend::attention(const Tensor& q, const Tensor& k, const Tensor& v, co
     });
 }
 
-void CpuBackend::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
-                                    const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,
-                                    Tensor& dv, Tensor& dmask_or_none) {
-    const cpu::Team team(threads());
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
+                        const Tensor& y, const Tensor& logsumexp, const Tensor& dy,
+                        const AttentionSpec& options, Tensor& dq, Tensor& dk, Tensor& dv,
+                        Tensor& dmask_or_none) {
     const AttentionSizes sizes(q, k, v);
     // Tiles that no query sees are skipped.
     if (dmask_or_none.defined() && options.causal) fill(dmask_or_none, 0.0);
@@ -374,4 +371,4 @@ void CpuBackend::attention_backward(const Tensor& q, const Tensor& k, const Tens
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

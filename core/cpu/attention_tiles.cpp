@@ -1,5 +1,7 @@
 #include "core/cpu/attention_tiles.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <type_traits>
 
@@ -8,16 +10,25 @@
 namespace potluck::cpu {
 namespace {
 
-/// Whether `count` numbers are all finite: none has the largest exponent.
 template <class T>
-bool are_finite(const T* values, std::int64_t count) {
-    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-    constexpr Bits exponent = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
-    std::uint32_t found = 0;
-#pragma omp simd reduction(| : found)
-    for (std::int64_t i = 0; i < count; ++i)
-        found |= (std::bit_cast<Bits>(values[i]) & exponent) == exponent ? 1U : 0U;
-    return found == 0;
+using BitsOf = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+/// The bits of the exponent, all set in infinity and NaN alone.
+template <class T>
+constexpr BitsOf<T> exponent_bits = std::bit_cast<BitsOf<T>>(std::numeric_limits<T>::infinity());
+
+/// Whether the numbers of all rows are finite. As vectors as wide as the padding of a tile, so that what they find is
+/// put together once and not for each row.
+template <class T>
+bool are_finite(TileView<T> rows, std::int64_t count, std::int64_t columns) {
+    constexpr auto lanes = static_cast<std::size_t>(padded<T>(1));
+    std::array<BitsOf<T>, lanes> largest{};
+    for (std::int64_t p = 0; p < count; ++p)
+        for (const T* at = rows.data + p * rows.width; at != rows.data + p * rows.width + columns;
+             at += lanes)
+            for (std::size_t i = 0; i < lanes; ++i)
+                largest[i] = std::max(largest[i], std::bit_cast<BitsOf<T>>(at[i]) & exponent_bits<T>);
+    return *std::max_element(largest.begin(), largest.end()) < exponent_bits<T>;
 }
 
 }  // namespace
@@ -25,9 +36,9 @@ bool are_finite(const T* values, std::int64_t count) {
 template <class T>
 void FactorTile<T>::search() {
     was_searched_ = true;
+    if (are_finite(rows_, count_, columns_)) return;
     for (std::int64_t p = 0; p < count_; ++p)
-        if (!are_finite(rows_.data + p * rows_.width, columns_)) bad_rows_.push_back(p);
-    if (bad_rows_.empty()) return;
+        if (!are_finite<T>({rows_.data + p * rows_.width, rows_.width}, 1, columns_)) bad_rows_.push_back(p);
     finite_rows_ = TileBuffer<T>(count_ * columns_);
     for (std::int64_t p = 0; p < count_; ++p)
         std::copy_n(rows_.data + p * rows_.width, columns_, finite_rows_.data() + p * columns_);

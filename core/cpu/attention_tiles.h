@@ -11,10 +11,10 @@
 #include <new>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/cpu/blocks.h"
 #include "core/cpu/convert.h"
 #include "core/cpu/tile_product.h"
+#include "core/kernel_specs.h"
 
 namespace potluck::cpu {
 
@@ -86,11 +86,18 @@ inline const std::byte* row_address(const Tensor& x, std::int64_t batch, std::in
 template <class T>
 void load_tile(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first, std::int64_t count,
                T* to, std::int64_t width) {
-    const std::int64_t columns = x.size(3);
-    for (std::int64_t i = 0; i < count; ++i) {
-        convert_to(to + i * width, row_address(x, batch, head, first + i), x.dtype(), x.strides()[3],
-                   columns);
-        std::fill(to + i * width + columns, to + (i + 1) * width, T{0});
+    // What holds for all rows is asked once: rows are short, and there are many.
+    const std::byte* from = row_address(x, batch, head, first);
+    const DType dtype = x.dtype();
+    const std::int64_t columns = x.size(3), stride = x.strides()[3];
+    const std::int64_t step = x.strides()[2] * size_of(dtype);
+    const bool is_dense = dtype == dtype_of<T>() && stride == 1;
+    for (std::int64_t i = 0; i < count; ++i, from += step, to += width) {
+        if (is_dense)
+            std::copy_n(reinterpret_cast<const T*>(from), columns, to);
+        else
+            convert_to(to, from, dtype, stride, columns);
+        std::fill(to + columns, to + width, T{0});
     }
 }
 
@@ -107,9 +114,17 @@ TileView<T> view_or_load(const Tensor& x, std::int64_t batch, std::int64_t head,
 template <class T>
 void store_tile(const T* from, std::int64_t width, Tensor& x, std::int64_t batch, std::int64_t head,
                 std::int64_t first, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i)
-        convert_from(from + i * width, const_cast<std::byte*>(row_address(x, batch, head, first + i)),
-                     x.dtype(), x.strides()[3], x.size(3));
+    auto* to = const_cast<std::byte*>(row_address(x, batch, head, first));
+    const DType dtype = x.dtype();
+    const std::int64_t columns = x.size(3), stride = x.strides()[3];
+    const std::int64_t step = x.strides()[2] * size_of(dtype);
+    const bool is_dense = dtype == dtype_of<T>() && stride == 1;
+    for (std::int64_t i = 0; i < count; ++i, from += width, to += step) {
+        if (is_dense)
+            std::copy_n(from, columns, reinterpret_cast<T*>(to));
+        else
+            convert_from(from, to, dtype, stride, columns);
+    }
 }
 
 template <class T>

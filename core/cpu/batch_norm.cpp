@@ -2,16 +2,13 @@
 #include <optional>
 #include <vector>
 
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
 
 // Batch norm. Statistics and gradients are sums over a channel: each thread takes whole channels, and gathers one into
 // a dense row first, so that the sums are those of norm.cpp, and do not depend on the number of threads.
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 /// x (batch, channels, positions) as (channels, batch, positions).
 Tensor by_channel(const Tensor& x) {
@@ -58,9 +55,7 @@ void store(const std::vector<double>& values, Tensor& y) {
 
 }  // namespace
 
-void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance,
-                                       Tensor& rstd) {
-    const cpu::Team team(threads());
+void batch_norm_statistics(const Tensor& x, double epsilon, Tensor& mean, Tensor& variance, Tensor& rstd) {
     const std::int64_t n = x.size(0) * x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -81,9 +76,8 @@ void CpuBackend::batch_norm_statistics(const Tensor& x, double epsilon, Tensor& 
     });
 }
 
-void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none,
-                            const Tensor& mean, const Tensor& rstd, Tensor& y) {
-    const cpu::Team team(threads());
+void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bias_or_none, const Tensor& mean,
+                const Tensor& rstd, Tensor& y) {
     const std::int64_t channels = x.size(1), positions = x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -110,10 +104,9 @@ void CpuBackend::batch_norm(const Tensor& x, const Tensor& weight_or_none, const
 // With g = weight * dy and normalised = (x - mean) * reciprocal, over the n elements of a channel:
 //   dweight = sum(dy * normalised), dbias = sum(dy),
 //   dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)), or reciprocal * g with given statistics.
-void CpuBackend::batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& rstd, const Tensor& dy, bool batch_statistics,
-                                     Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    const cpu::Team team(threads());
+void batch_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                         const Tensor& rstd, const Tensor& dy, bool batch_statistics, Tensor& dx_or_none,
+                         Tensor& dweight_or_none, Tensor& dbias_or_none) {
     const std::int64_t channels = x.size(1), n = x.size(0) * x.size(2);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -151,4 +144,4 @@ void CpuBackend::batch_norm_backward(const Tensor& x, const Tensor& weight_or_no
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -2,9 +2,10 @@
 #include <memory>
 #include <vector>
 
-#include "core/cpu/cpu_backend.h"
+#include "core/cpu/copy.h"
 #include "core/cpu/gemm.h"
 #include "core/cpu/rows.h"
+#include "core/kernel_specs.h"
 
 // Convolutions as matrix products (Chellapilla, Puri, Simard, 2006). What one window of x holds, channel by channel and
 // row by row, is a column; all windows of all samples make a matrix, with one group of channels and
@@ -16,18 +17,16 @@
 // gathered, multiplied and dropped. Their borders depend on the shapes alone, each is one product in one thread, and
 // what is summed over tiles is summed in order: the bits do not depend on the number of threads.
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 /// Contiguous and in the compute type: the tensor itself, or a copy.
 template <class T>
-Tensor dense(CpuBackend& cpu, const Tensor& x) {
+Tensor dense(const Tensor& x) {
     if (!x.defined() || (x.is_contiguous() && x.dtype() == dtype_of<T>())) return x;
-    Tensor copy = Tensor::empty(x.shape(), {dtype_of<T>(), x.device()});
-    cpu.copy(x, copy);
-    return copy;
+    Tensor result = Tensor::empty(x.shape(), {dtype_of<T>(), x.device()});
+    copy(x, result);
+    return result;
 }
 
 struct Geometry {
@@ -304,48 +303,46 @@ void bias_gradient(const T* dy, const Shape& shape, Tensor& dbias) {
 
 /// Calls compute(T*) with zeros of the shape of y, dense and in the compute type, and stores what it made of them in y.
 template <class T, class Compute>
-void compute_dense(CpuBackend& cpu, Tensor& y, const Compute& compute) {
+void compute_dense(Tensor& y, const Compute& compute) {
     Tensor result = y.dtype() == dtype_of<T>() ? y : Tensor::empty(y.shape(), {dtype_of<T>(), y.device()});
-    cpu.fill(result, 0);
+    fill(result, 0);
     compute(result.data<T>());
-    if (!result.is_same(y)) cpu.copy(result, y);
+    if (!result.is_same(y)) copy(result, y);
 }
 
 }  // namespace
 
-void CpuBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
-                             const ConvolutionSpec& options, Tensor& y) {
-    const cpu::Team team(threads());
+void convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
+                 const ConvolutionSpec& options, Tensor& y) {
     if (y.count() == 0) return;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        forward<T>({x.shape(), weight.shape(), y.shape(), options}, dense<T>(*this, x).template data<T>(),
-                   dense<T>(*this, weight).template data<T>(), read_vector<T>(bias_or_none), y);
+        forward<T>({x.shape(), weight.shape(), y.shape(), options}, dense<T>(x).template data<T>(),
+                   dense<T>(weight).template data<T>(), read_vector<T>(bias_or_none), y);
     });
 }
 
-void CpuBackend::convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                                      const ConvolutionSpec& options, Tensor& dx_or_none,
-                                      Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    const cpu::Team team(threads());
+void convolution_backward(const Tensor& x, const Tensor& weight, const Tensor& dy,
+                          const ConvolutionSpec& options, Tensor& dx_or_none, Tensor& dweight_or_none,
+                          Tensor& dbias_or_none) {
     const Geometry g(x.shape(), weight.shape(), dy.shape(), options);
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const Tensor slopes = dense<T>(*this, dy);
+        const Tensor slopes = dense<T>(dy);
         if (dx_or_none.defined()) {
-            compute_dense<T>(*this, dx_or_none, [&](T* dx) {
+            compute_dense<T>(dx_or_none, [&](T* dx) {
                 if (slopes.count() == 0) return;
-                input_gradient(g, dense<T>(*this, weight).template data<T>(), slopes.data<T>(), dx);
+                input_gradient(g, dense<T>(weight).template data<T>(), slopes.data<T>(), dx);
             });
         }
         if (dweight_or_none.defined()) {
-            compute_dense<T>(*this, dweight_or_none, [&](T* dweight) {
+            compute_dense<T>(dweight_or_none, [&](T* dweight) {
                 if (slopes.count() == 0) return;
-                weight_gradient(g, dense<T>(*this, x).template data<T>(), slopes.data<T>(), dweight);
+                weight_gradient(g, dense<T>(x).template data<T>(), slopes.data<T>(), dweight);
             });
         }
         if (dbias_or_none.defined()) bias_gradient(slopes.data<T>(), dy.shape(), dbias_or_none);
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -6,14 +6,11 @@
 
 #include "core/cpu/blocks.h"
 #include "core/cpu/convert.h"
-#include "core/cpu/cpu_backend.h"
+#include "core/cpu/copy.h"
 #include "core/format.h"
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using cpu::convert;
-using cpu::parallel_for;
 
 /// One side of a copy: where it begins and how it steps along the axes of the layout, in elements.
 struct Side {
@@ -216,8 +213,7 @@ std::size_t transposed_axis(const CopyLayout& layout) {
 
 }  // namespace
 
-void CpuBackend::copy(const Tensor& from, Tensor& to) {
-    const cpu::Team team(threads());
+void copy(const Tensor& from, Tensor& to) {
     if (from.shape() != to.shape())
         throw Error("copy",
                     fmt::format("shapes differ: {} into {}.", pretty(from.shape()), pretty(to.shape())));
@@ -238,8 +234,7 @@ void CpuBackend::copy(const Tensor& from, Tensor& to) {
     }
 }
 
-void CpuBackend::fill(Tensor& to, const Scalar& value) {
-    const cpu::Team team(threads());
+void fill(Tensor& to, const Scalar& value) {
     if (to.count() == 0) return;
     // One element of the target's dtype, read with strides of 0.
     alignas(8) std::array<std::byte, 8> element;
@@ -256,4 +251,4 @@ void CpuBackend::fill(Tensor& to, const Scalar& value) {
     copy(one.broadcast_alias("fill", to.shape()), to);
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -1,15 +1,13 @@
 #include <cmath>
 #include <vector>
 
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
 #include "core/cpu/vector_math.h"
 #include "core/kernel_errors.h"
+#include "core/kernel_specs.h"
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 /// The labels as a dense array, each of them a class or ignore_index.
 std::vector<std::int64_t> checked_labels(const Tensor& labels, std::int64_t classes,
@@ -55,9 +53,8 @@ void row_gradient(const T* x, std::int64_t classes, std::int64_t label, double s
 
 }  // namespace
 
-void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
-                               Tensor& losses, Tensor& logsumexp) {
-    const cpu::Team team(threads());
+void cross_entropy(const Tensor& logits, const Tensor& labels, const CrossEntropySpec& options,
+                   Tensor& losses, Tensor& logsumexp) {
     const std::int64_t rows = logits.size(0);
     const std::int64_t classes = logits.size(1);
     const std::vector<std::int64_t> label_of = checked_labels(labels, classes, options.ignore_index);
@@ -79,10 +76,8 @@ void CpuBackend::cross_entropy(const Tensor& logits, const Tensor& labels, const
     });
 }
 
-void CpuBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
-                                        const Tensor& dlosses, const CrossEntropySpec& options,
-                                        Tensor& dlogits) {
-    const cpu::Team team(threads());
+void cross_entropy_backward(const Tensor& logits, const Tensor& labels, const Tensor& logsumexp,
+                            const Tensor& dlosses, const CrossEntropySpec& options, Tensor& dlogits) {
     const std::int64_t rows = logits.size(0);
     const std::int64_t classes = logits.size(1);
     const std::vector<std::int64_t> label_of = checked_labels(labels, classes, options.ignore_index);
@@ -107,4 +102,4 @@ void CpuBackend::cross_entropy_backward(const Tensor& logits, const Tensor& labe
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

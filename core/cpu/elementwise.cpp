@@ -8,13 +8,11 @@
 #include <vector>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/vector_math.h"
 #include "core/elementwise_errors.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 /// Integer arithmetic that wraps around, as unsigned numbers do; signed overflow would be undefined.
@@ -315,45 +313,40 @@ void run_chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps,
 }
 
 }  // namespace
-}  // namespace cpu
 
-void CpuBackend::unary(UnaryOp op, const Tensor& x, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_compute(x.dtype(), [&](auto zero) {
+void unary(UnaryOp op, const Tensor& x, Tensor& y) {
+    visit_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         if (op == UnaryOp::is_nan || op == UnaryOp::is_finite || op == UnaryOp::logical_not)
-            cpu::test_elements<T>(op, x, y);
+            test_elements<T>(op, x, y);
         else
-            cpu::BlockMap<T, T>::run(y, x, cpu::find_unary_loop<T>(op, x.dtype()));
+            BlockMap<T, T>::run(y, x, find_unary_loop<T>(op, x.dtype()));
     });
 }
 
-void CpuBackend::binary(BinaryOp op, const Operand& a, const Operand& b, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_compute(y.dtype(), [&](auto zero) {
+void binary(BinaryOp op, const Operand& a, const Operand& b, Tensor& y) {
+    visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const cpu::OperandTensor<T> left(a), right(b);
+        const OperandTensor<T> left(a), right(b);
         if constexpr (std::is_integral_v<T>)
-            if (y.count() > 0) cpu::check_integer_operand(op, right.tensor());
-        cpu::BlockMap<T, T, T>::run(y, left.stretched(y.shape()), right.stretched(y.shape()),
-                                    cpu::find_binary_loop<T>(op));
+            if (y.count() > 0) check_integer_operand(op, right.tensor());
+        BlockMap<T, T, T>::run(y, left.stretched(y.shape()), right.stretched(y.shape()),
+                               find_binary_loop<T>(op));
     });
 }
 
-void CpuBackend::compare(CompareOp op, const Tensor& a, const Operand& b, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_compute(a.dtype(), [&](auto zero) {
+void compare(CompareOp op, const Tensor& a, const Operand& b, Tensor& y) {
+    visit_compute(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const cpu::OperandTensor<T> right(b);
-        cpu::BlockMap<bool, T, T>::run(y, a, right.stretched(y.shape()), cpu::find_compare_loop<T>(op));
+        const OperandTensor<T> right(b);
+        BlockMap<bool, T, T>::run(y, a, right.stretched(y.shape()), find_compare_loop<T>(op));
     });
 }
 
-void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_compute(y.dtype(), [&](auto zero) {
+void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y) {
+    visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        cpu::BlockMap<T, bool, T, T>::run(
+        BlockMap<T, bool, T, T>::run(
             y, condition, a, b, [](T* to, const bool* choice, const T* yes, const T* no, std::int64_t n) {
                 // As bytes, and with both sides read anyway: else the compiler finds no vectors for it.
                 const auto* chosen = reinterpret_cast<const unsigned char*>(choice);
@@ -367,27 +360,24 @@ void CpuBackend::where(const Tensor& condition, const Tensor& a, const Tensor& b
     });
 }
 
-void CpuBackend::chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_floating_compute(y.dtype(),
-                                [&](auto zero) { cpu::run_chain<decltype(zero)>(inputs, steps, y); });
+void chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
+    visit_floating_compute(y.dtype(), [&](auto zero) { run_chain<decltype(zero)>(inputs, steps, y); });
 }
 
-void CpuBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_compute(y.dtype(), [&](auto zero) {
+void add_scaled(const Tensor& x, double scale, Tensor& y) {
+    visit_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         if constexpr (std::is_integral_v<T>) {
             const std::int64_t factor = Scalar(scale).to_int64();
             if (static_cast<double>(factor) != scale) throw no_integer_scale(scale, y.dtype());
-            cpu::BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
+            BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i)
-                    to[i] = cpu::integer(cpu::bits(sum[i]) + cpu::bits(factor) * cpu::bits(add[i]));
+                    to[i] = integer(bits(sum[i]) + bits(factor) * bits(add[i]));
             });
         } else {
             const T factor = static_cast<T>(scale);
-            cpu::BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
+            BlockMap<T, T, T>::run(y, y, x, [factor](T* to, const T* sum, const T* add, std::int64_t n) {
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i) to[i] = sum[i] + factor * add[i];
             });
@@ -395,4 +385,4 @@ void CpuBackend::add_scaled(const Tensor& x, double scale, Tensor& y) {
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -5,9 +5,13 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/kernel_specs.h"
+#include "core/tensor.h"
 
 namespace potluck::cpu {
+
+/// The kernel of the contract, for families that call it, too.
+void unary(UnaryOp op, const Tensor& x, Tensor& y);
 
 /// y[i] = f(x[i]); y may be x.
 template <class T>

@@ -2,13 +2,11 @@
 #include <vector>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/indices.h"
 #include "core/format.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 std::vector<std::int64_t> read_ids(const Tensor& ids) {
@@ -99,30 +97,26 @@ void add_gradients(const std::vector<std::int64_t>& ids, const Tensor& dy, Tenso
 }
 
 }  // namespace
-}  // namespace cpu
 
-void CpuBackend::embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::check_ids(ids, weight.size(0));
-    const std::vector<std::int64_t> rows = cpu::read_ids(ids);
-    const cpu::Matrix from(weight);
-    const cpu::Matrix to(y);
+void embedding(const Tensor& weight, const Tensor& ids, Tensor& y) {
+    check_ids(ids, weight.size(0));
+    const std::vector<std::int64_t> rows = read_ids(ids);
+    const Matrix from(weight);
+    const Matrix to(y);
     const std::int64_t width = weight.size(1);
     if (width == 0) return;
-    cpu::parallel_for(ids.count(), std::max<std::int64_t>(1, cpu::piece_size / width),
-                      [&](std::int64_t begin, std::int64_t end) {
-                          for (std::int64_t i = begin; i < end; ++i)
-                              cpu::convert(from.at(rows[static_cast<std::size_t>(i)], 0), from.dtype,
-                                           from.column_stride, to.at(i, 0), to.dtype, to.column_stride,
-                                           width);
-                      });
+    parallel_for(ids.count(), std::max<std::int64_t>(1, piece_size / width),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t i = begin; i < end; ++i)
+                         convert(from.at(rows[static_cast<std::size_t>(i)], 0), from.dtype,
+                                 from.column_stride, to.at(i, 0), to.dtype, to.column_stride, width);
+                 });
 }
 
-void CpuBackend::embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
-    const cpu::Team team(threads());
-    cpu::check_ids(ids, dweight.size(0));
+void embedding_backward(const Tensor& ids, const Tensor& dy, Tensor& dweight) {
+    check_ids(ids, dweight.size(0));
     if (dy.count() == 0) return;
-    cpu::add_gradients(cpu::read_ids(ids), dy, dweight);
+    add_gradients(read_ids(ids), dy, dweight);
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -2,13 +2,10 @@
 #include <vector>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/indices.h"
 #include "core/kernel_errors.h"
 
-namespace potluck {
-
-namespace cpu {
+namespace potluck::cpu {
 
 void check_indices(std::string_view op, std::string_view what, const Tensor& indices, std::int64_t size,
                    std::string_view of_what) {
@@ -40,7 +37,7 @@ Tensor lines_of(const Tensor& x, std::int64_t axis, const Shape& shape) {
 
 /// Element is an unsigned integer with as many bytes as the dtype: gathering only moves bits.
 template <class Element>
-void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
+void gather_elements(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     const Tensor lines = lines_of(x, axis, index.shape());
     const Tensor* operand = &lines;
     const MergedAxes walk = merge_axes(std::span(&operand, 1));
@@ -77,7 +74,7 @@ Tensor axis_last(const Tensor& x, std::int64_t axis) {
 /// One line along axis belongs to one thread, and is filled in order. A line of a half type, or one in which
 /// places are hit many times, adds up in f64 (integers: i64) first.
 template <class T>
-void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
+void add_lines(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
     using Sum = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;  // unsigned: wraps around
     using Stored = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
     const Tensor chosen_lines = axis_last(index, axis);
@@ -124,36 +121,31 @@ void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, T
 }
 
 }  // namespace
-}  // namespace cpu
 
-void CpuBackend::gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
-    const cpu::Team team(threads());
+void gather(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     check_index_shape("gather", x, axis, index);
-    cpu::check_indices("gather", "index", index, x.size(axis), entries_along(x.shape(), axis));
+    check_indices("gather", "index", index, x.size(axis), entries_along(x.shape(), axis));
     if (index.count() == 0) return;
     switch (size_of(x.dtype())) {
         case 1:
-            return cpu::gather<std::uint8_t>(x, axis, index, y);
+            return gather_elements<std::uint8_t>(x, axis, index, y);
         case 2:
-            return cpu::gather<std::uint16_t>(x, axis, index, y);
+            return gather_elements<std::uint16_t>(x, axis, index, y);
         case 4:
-            return cpu::gather<std::uint32_t>(x, axis, index, y);
+            return gather_elements<std::uint32_t>(x, axis, index, y);
         default:
-            return cpu::gather<std::uint64_t>(x, axis, index, y);
+            return gather_elements<std::uint64_t>(x, axis, index, y);
     }
 }
 
-void CpuBackend::scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
-    const cpu::Team team(threads());
+void scatter_add(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
     check_index_shape("scatter_add", y, axis, index);
-    cpu::check_indices("scatter_add", "index", index, y.size(axis), entries_along(y.shape(), axis));
+    check_indices("scatter_add", "index", index, y.size(axis), entries_along(y.shape(), axis));
     if (index.count() == 0) return;
-    cpu::visit_compute(y.dtype(),
-                       [&](auto zero) { cpu::scatter_add<decltype(zero)>(axis, index, source, y); });
+    visit_compute(y.dtype(), [&](auto zero) { add_lines<decltype(zero)>(axis, index, source, y); });
 }
 
-void CpuBackend::tril(const Tensor& x, std::int64_t diagonal, Tensor& y) {
-    const cpu::Team team(threads());
+void tril(const Tensor& x, std::int64_t diagonal, Tensor& y) {
     if (x.count() == 0) return;
     const std::int64_t rows = x.size(-2);
     const std::int64_t columns = x.size(-1);
@@ -165,18 +157,17 @@ void CpuBackend::tril(const Tensor& x, std::int64_t diagonal, Tensor& y) {
     const Strides row_strides(x.strides().begin(), x.strides().end() - 1);
     // The first column above the triangle moves with the row, whatever the size of diagonal.
     const std::int64_t below = std::clamp(diagonal, -rows, columns);
-    cpu::parallel_for(x.count() / columns, std::max<std::int64_t>(1, cpu::piece_size / columns),
-                      [&](std::int64_t begin, std::int64_t end) {
-                          const cpu::Cursor cursor(row_shape, row_strides);
-                          for (std::int64_t row = begin; row < end; ++row) {
-                              const std::int64_t kept =
-                                  std::clamp<std::int64_t>(row % rows + below + 1, 0, columns);
-                              std::byte* line = to + row * columns * element;
-                              cpu::convert(from + cursor.offset_of(row) * element, x.dtype(), step, line,
-                                           x.dtype(), 1, kept);
-                              std::fill(line + kept * element, line + columns * element, std::byte{0});
-                          }
-                      });
+    parallel_for(
+        x.count() / columns, std::max<std::int64_t>(1, piece_size / columns),
+        [&](std::int64_t begin, std::int64_t end) {
+            const Cursor cursor(row_shape, row_strides);
+            for (std::int64_t row = begin; row < end; ++row) {
+                const std::int64_t kept = std::clamp<std::int64_t>(row % rows + below + 1, 0, columns);
+                std::byte* line = to + row * columns * element;
+                convert(from + cursor.offset_of(row) * element, x.dtype(), step, line, x.dtype(), 1, kept);
+                std::fill(line + kept * element, line + columns * element, std::byte{0});
+            }
+        });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

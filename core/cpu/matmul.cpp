@@ -4,18 +4,18 @@
 #include <vector>
 
 #include "core/cpu/convert.h"
-#include "core/cpu/cpu_backend.h"
+#include "core/cpu/copy.h"
+#include "core/cpu/elementwise.h"
 #include "core/cpu/gemm.h"
 #include "core/cpu/parallel.h"
+#include "core/tensor.h"
 
 // Matrix products. The output is cut in tiles whose borders depend on the shapes only; each tile is one product in one
 // thread (core/cpu/gemm.h), so the bits do not depend on the number of threads. Measured over the shapes of a GPT-2,
 // tiles of 128 x 384 are as fast as letting oneDNN spread the whole product over two threads.
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using cpu::Matrix;
 
 // Batches of products y = a b: a (batch..., m, k), b (batch..., k, n), y (batch..., m, n).
 template <class T, class Y = T>
@@ -241,8 +241,7 @@ requires std::is_integral_v<T> &&
 
 }  // namespace
 
-void CpuBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) {
-    const cpu::Team team(threads());
+void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) {
     if (y.dtype() == DType::boolean) {
         throw Error("matmul", "there is no product of bool matrices. Convert them with to(DType::f32).");
     }
@@ -255,8 +254,7 @@ void CpuBackend::matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumu
     });
 }
 
-void CpuBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
-    const cpu::Team team(threads());
+void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
     // The bias is laid down first and the product is added to it: one rounding, also in half types.
     copy(bias.broadcast_alias("linear", y.shape()), y);
     matmul(x,
@@ -265,11 +263,9 @@ void CpuBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bia
            y, /*accumulate=*/true);
 }
 
-void CpuBackend::linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before,
-                             Tensor& y) {
-    const cpu::Team team(threads());
+void linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& before, Tensor& y) {
     linear(x, weight, bias, before);
     unary(UnaryOp::gelu_tanh, before, y);
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

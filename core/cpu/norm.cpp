@@ -2,13 +2,10 @@
 #include <optional>
 #include <vector>
 
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 /// What backward needs to know of the input, row by row: normalised x = (x - mean) * reciprocal.
 template <class T>
@@ -159,17 +156,15 @@ void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_
 
 }  // namespace
 
-void CpuBackend::layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                            const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y,
-                            Tensor& mean, Tensor& rstd) {
-    const cpu::Team team(threads());
+void layer_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
+                const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& mean,
+                Tensor& rstd) {
     norm(x, residual_or_none, weight_or_none, bias_or_none, epsilon, sum_or_none, y, &mean, rstd);
 }
 
-void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
-                                     const Tensor& rstd, const Tensor& dy, bool accumulate,
-                                     Tensor& dx_or_none, Tensor& dweight_or_none, Tensor& dbias_or_none) {
-    const cpu::Team team(threads());
+void layer_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& mean,
+                         const Tensor& rstd, const Tensor& dy, bool accumulate, Tensor& dx_or_none,
+                         Tensor& dweight_or_none, Tensor& dbias_or_none) {
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         norm_backward<T>(x, weight_or_none, {mean.data<T>(), rstd.data<T>()}, dy, accumulate, dx_or_none,
@@ -177,16 +172,13 @@ void CpuBackend::layer_norm_backward(const Tensor& x, const Tensor& weight_or_no
     });
 }
 
-void CpuBackend::rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
-                          double epsilon, Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
-    const cpu::Team team(threads());
+void rms_norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none, double epsilon,
+              Tensor& sum_or_none, Tensor& y, Tensor& rrms) {
     norm(x, residual_or_none, weight_or_none, {}, epsilon, sum_or_none, y, nullptr, rrms);
 }
 
-void CpuBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms,
-                                   const Tensor& dy, bool accumulate, Tensor& dx_or_none,
-                                   Tensor& dweight_or_none) {
-    const cpu::Team team(threads());
+void rms_norm_backward(const Tensor& x, const Tensor& weight_or_none, const Tensor& rrms, const Tensor& dy,
+                       bool accumulate, Tensor& dx_or_none, Tensor& dweight_or_none) {
     Tensor no_bias;
     visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -195,4 +187,4 @@ void CpuBackend::rms_norm_backward(const Tensor& x, const Tensor& weight_or_none
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/random_words.h"
+#include "core/kernel_specs.h"
 #include "core/stochastic_rounding.h"
 #include "core/update_rule.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 /// A tensor that is read and written in place, block by block.
@@ -83,8 +82,36 @@ private:
     std::int64_t first_random_;  // which element of the stretch is this tensor's first
 };
 
+/// Elements [first, last) of one of the tensors of a call.
+struct Piece {
+    std::size_t tensor;
+    std::int64_t first, last;
+};
+
+/// All pieces of tensors with so many elements, in order.
+template <class CountOf>
+std::vector<Piece> pieces_of(std::size_t tensors, const CountOf& count_of) {
+    std::vector<Piece> pieces;
+    for (std::size_t tensor = 0; tensor < tensors; ++tensor) {
+        const std::int64_t count = count_of(tensor);
+        for (std::int64_t first = 0; first < count; first += piece_size)
+            pieces.push_back({tensor, first, std::min(first + piece_size, count)});
+    }
+    return pieces;
+}
+
+/// Calls body(index of the piece, piece) for all, on all threads. One loop for all tensors: a small model has many small
+/// ones, and starting the threads for each takes longer than its update.
+template <class Body>
+void for_each_piece(const std::vector<Piece>& pieces, const Body& body) {
+    parallel_for(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+        for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i)
+            body(i, pieces[i]);
+    });
+}
+
 template <class T>
-void update(const AdamWSpec& step, UpdateTensors& tensors) {
+void update(const AdamWSpec& step, UpdateTensors& tensors, std::int64_t begin, std::int64_t end) {
     const auto t = static_cast<double>(step.step);
     const T beta1 = static_cast<T>(step.beta1);
     const T beta2 = static_cast<T>(step.beta2);
@@ -98,99 +125,105 @@ void update(const AdamWSpec& step, UpdateTensors& tensors) {
     const T decay = static_cast<T>(step.decoupled ? step.learning_rate * step.weight_decay : 0.0);
     const T gradient_decay = static_cast<T>(step.decoupled ? 0.0 : step.weight_decay);
 
-    parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
-        Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
-                               tensors.rounding_key, tensors.rounding_first);
-        InPlace<T> first_moments(tensors.first_moment_or_none);
-        InPlace<T> second_moments(tensors.second_moment_or_none);
-        BlockReader<T> gradients(tensors.gradient);
-        for (std::int64_t first = begin; first < end; first += block_size) {
-            const std::int64_t n = std::min(block_size, end - first);
-            T* p = parameter.begin(first, n);
-            T* m = first_moments.begin(first, n);
-            T* v = second_moments.begin(first, n);
-            const T* dp = gradients.read(first, n);
+    Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
+                           tensors.rounding_key, tensors.rounding_first);
+    InPlace<T> first_moments(tensors.first_moment_or_none);
+    InPlace<T> second_moments(tensors.second_moment_or_none);
+    BlockReader<T> gradients(tensors.gradient);
+    for (std::int64_t first = begin; first < end; first += block_size) {
+        const std::int64_t n = std::min(block_size, end - first);
+        T* p = parameter.begin(first, n);
+        T* m = first_moments.begin(first, n);
+        T* v = second_moments.begin(first, n);
+        const T* dp = gradients.read(first, n);
 #pragma omp simd
-            for (std::int64_t i = 0; i < n; ++i) {
-                const T g = dp[i] * scale + gradient_decay * p[i];
-                m[i] = beta1 * m[i] + rest1 * g;
-                v[i] = beta2 * v[i] + rest2 * (g * g);
-                p[i] -= decay * p[i] + rate * m[i] / (std::sqrt(v[i]) * root_correction + epsilon);
-            }
-            parameter.end(p, first, n);
-            first_moments.end();
-            second_moments.end();
+        for (std::int64_t i = 0; i < n; ++i) {
+            const T g = dp[i] * scale + gradient_decay * p[i];
+            m[i] = beta1 * m[i] + rest1 * g;
+            v[i] = beta2 * v[i] + rest2 * (g * g);
+            p[i] -= decay * p[i] + rate * m[i] / (std::sqrt(v[i]) * root_correction + epsilon);
         }
-    });
+        parameter.end(p, first, n);
+        first_moments.end();
+        second_moments.end();
+    }
 }
 
 template <class T>
-void update(const SgdSpec& step, UpdateTensors& tensors) {
+void update(const SgdSpec& step, UpdateTensors& tensors, std::int64_t begin, std::int64_t end) {
     const T rate = static_cast<T>(step.learning_rate);
     const T momentum = static_cast<T>(step.momentum);
     const T rest = static_cast<T>(1.0 - step.dampening);
     const T decay = static_cast<T>(step.weight_decay);
     const T scale = static_cast<T>(step.gradient_scale);
 
-    parallel_for(tensors.parameter.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
-        Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
-                               tensors.rounding_key, tensors.rounding_first);
-        BlockReader<T> gradients(tensors.gradient);
-        if (!tensors.first_moment_or_none.defined()) {
-            for (std::int64_t first = begin; first < end; first += block_size) {
-                const std::int64_t n = std::min(block_size, end - first);
-                T* p = parameter.begin(first, n);
-                const T* dp = gradients.read(first, n);
-#pragma omp simd
-                for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (dp[i] * scale + decay * p[i]);
-                parameter.end(p, first, n);
-            }
-            return;
-        }
-        InPlace<T> momenta(tensors.first_moment_or_none);
+    Parameter<T> parameter(tensors.parameter, tensors.rounded_or_none, step.stochastic_rounding,
+                           tensors.rounding_key, tensors.rounding_first);
+    BlockReader<T> gradients(tensors.gradient);
+    if (!tensors.first_moment_or_none.defined()) {
         for (std::int64_t first = begin; first < end; first += block_size) {
             const std::int64_t n = std::min(block_size, end - first);
             T* p = parameter.begin(first, n);
-            T* m = momenta.begin(first, n);
             const T* dp = gradients.read(first, n);
-            if (step.step == 1) {
 #pragma omp simd
-                for (std::int64_t i = 0; i < n; ++i) m[i] = dp[i] * scale + decay * p[i];
-            } else {
-#pragma omp simd
-                for (std::int64_t i = 0; i < n; ++i)
-                    m[i] = momentum * m[i] + rest * (dp[i] * scale + decay * p[i]);
-            }
-            if (step.nesterov) {
-#pragma omp simd
-                for (std::int64_t i = 0; i < n; ++i)
-                    p[i] -= rate * ((dp[i] * scale + decay * p[i]) + momentum * m[i]);
-            } else {
-#pragma omp simd
-                for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * m[i];
-            }
+            for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (dp[i] * scale + decay * p[i]);
             parameter.end(p, first, n);
-            momenta.end();
         }
-    });
+        return;
+    }
+    InPlace<T> momenta(tensors.first_moment_or_none);
+    for (std::int64_t first = begin; first < end; first += block_size) {
+        const std::int64_t n = std::min(block_size, end - first);
+        T* p = parameter.begin(first, n);
+        T* m = momenta.begin(first, n);
+        const T* dp = gradients.read(first, n);
+        if (step.step == 1) {
+#pragma omp simd
+            for (std::int64_t i = 0; i < n; ++i) m[i] = dp[i] * scale + decay * p[i];
+        } else {
+#pragma omp simd
+            for (std::int64_t i = 0; i < n; ++i)
+                m[i] = momentum * m[i] + rest * (dp[i] * scale + decay * p[i]);
+        }
+        if (step.nesterov) {
+#pragma omp simd
+            for (std::int64_t i = 0; i < n; ++i)
+                p[i] -= rate * ((dp[i] * scale + decay * p[i]) + momentum * m[i]);
+        } else {
+#pragma omp simd
+            for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * m[i];
+        }
+        parameter.end(p, first, n);
+        momenta.end();
+    }
 }
 
-/// measure(values, n) of each block, joined by join(a, b): blocks in order within a piece, then pieces.
-template <class T, class Result, class Measure, class Join>
-Result measure_all(const Tensor& x, Measure measure, Join join) {
-    std::vector<Result> results(static_cast<std::size_t>((x.count() + piece_size - 1) / piece_size));
-    parallel_for(x.count(), piece_size, [&](std::int64_t begin, std::int64_t end) {
-        BlockReader<T> reader(x);
-        Result result{};
-        for (std::int64_t first = begin; first < end; first += block_size) {
-            const std::int64_t n = std::min(block_size, end - first);
-            result = join(result, measure(reader.read(first, n), n));
-        }
-        results[static_cast<std::size_t>(begin / piece_size)] = result;
+/// measure(values, n) of each block, joined by join(a, b): blocks in order within a piece, pieces within a tensor, then
+/// tensors.
+template <class Result, class Measure, class Join>
+Result measure_all(std::span<const Tensor> tensors, Measure measure, Join join) {
+    const std::vector<Piece> pieces =
+        pieces_of(tensors.size(), [&](std::size_t i) { return tensors[i].count(); });
+    std::vector<Result> results(pieces.size());
+    for_each_piece(pieces, [&](std::size_t index, const Piece& piece) {
+        const Tensor& x = tensors[piece.tensor];
+        visit_floating_compute(x.dtype(), [&](auto zero) {
+            BlockReader<decltype(zero)> reader(x);
+            for (std::int64_t first = piece.first; first < piece.last; first += block_size) {
+                const std::int64_t n = std::min(block_size, piece.last - first);
+                results[index] = join(results[index], measure(reader.read(first, n), n));
+            }
+        });
     });
-    Result result{};
-    for (const Result& of_piece : results) result = join(result, of_piece);
-    return result;
+    Result total{};
+    for (std::size_t i = 0; i < pieces.size();) {
+        Result of_tensor{};
+        for (const std::size_t tensor = pieces[i].tensor; i < pieces.size() && pieces[i].tensor == tensor;
+             ++i)
+            of_tensor = join(of_tensor, results[i]);
+        total = join(total, of_tensor);
+    }
+    return total;
 }
 
 /// The squares of a float neither overflow nor vanish in f64.
@@ -226,11 +259,6 @@ double block_largest_magnitude(const T* values, std::int64_t n) {
 /// The larger one; NaN wins.
 double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 
-}  // namespace
-}  // namespace cpu
-
-namespace {
-
 /// What stands in the control of an update; nullptr without one.
 const UpdateNumbers* numbers_of(const Tensor& control_or_none) {
     return control_or_none.defined() ? reinterpret_cast<const UpdateNumbers*>(control_or_none.data<double>())
@@ -246,61 +274,45 @@ void update_all(Spec step, std::span<UpdateTensors> tensors, const Tensor& contr
         step.gradient_scale *= update->gradient_scale;
         step.step += static_cast<std::int64_t>(update->steps);
     }
-    for (UpdateTensors& one : tensors)
-        cpu::visit_floating_compute(one.parameter.dtype(),
-                                    [&](auto zero) { cpu::update<decltype(zero)>(step, one); });
+    const auto count_of = [&](std::size_t i) { return tensors[i].parameter.count(); };
+    for_each_piece(pieces_of(tensors.size(), count_of), [&](std::size_t, const Piece& piece) {
+        UpdateTensors& one = tensors[piece.tensor];
+        visit_floating_compute(one.parameter.dtype(), [&](auto zero) {
+            update<decltype(zero)>(step, one, piece.first, piece.last);
+        });
+    });
 }
 
 }  // namespace
 
-void CpuBackend::adamw(const AdamWSpec& step, std::span<UpdateTensors> tensors,
-                       const Tensor& control_or_none) {
-    const cpu::Team team(threads());
+void adamw(const AdamWSpec& step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) {
     update_all(step, tensors, control_or_none);
 }
 
-void CpuBackend::sgd(const SgdSpec& step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) {
-    const cpu::Team team(threads());
+void sgd(const SgdSpec& step, std::span<UpdateTensors> tensors, const Tensor& control_or_none) {
     update_all(step, tensors, control_or_none);
 }
 
-void CpuBackend::sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
-    const cpu::Team team(threads());
-    SquareSums total;
-    for (const Tensor& x : tensors)
-        total =
-            total + cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-                return cpu::measure_all<decltype(zero), SquareSums>(
-                    x,
-                    [](const auto* values, std::int64_t n) { return cpu::block_sum_of_squares(values, n); },
-                    [](const SquareSums& a, const SquareSums& b) { return a + b; });
-            });
+void sum_of_squares(std::span<const Tensor> tensors, Tensor& sums) {
+    const SquareSums total = measure_all<SquareSums>(
+        tensors, [](const auto* values, std::int64_t n) { return block_sum_of_squares(values, n); },
+        [](const SquareSums& a, const SquareSums& b) { return a + b; });
     auto* to = sums.data<double>();
     to[0] = total.middle;
     to[1] = total.large;
     to[2] = total.small;
 }
 
-void CpuBackend::largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
-    const cpu::Team team(threads());
-    double largest = 0.0;
-    for (const Tensor& x : tensors)
-        largest = cpu::larger(largest, cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
-                                  return cpu::measure_all<decltype(zero), double>(
-                                      x,
-                                      [](const auto* values, std::int64_t n) {
-                                          return cpu::block_largest_magnitude(values, n);
-                                      },
-                                      [](double a, double b) { return cpu::larger(a, b); });
-                              }));
-    *magnitude.data<double>() = largest;
+void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
+    *magnitude.data<double>() = measure_all<double>(
+        tensors, [](const auto* values, std::int64_t n) { return block_largest_magnitude(values, n); },
+        [](double a, double b) { return larger(a, b); });
 }
 
-void CpuBackend::decide_update(Tensor& control) {
-    const cpu::Team team(threads());
+void decide_update(Tensor& control) {
     // Bad elements are told at once on this device, so that none waits here.
     potluck::decide_update(*reinterpret_cast<UpdateNumbers*>(control.data<double>()), false,
                            [](double x) { return std::sqrt(x); });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -17,8 +17,8 @@ int team_size() {
     if (omp_in_parallel() != 0) return 1;
     if (threads_of_kernel == 0)
         throw Error(OpScope::current(),
-                    "a kernel of the CPU works in parallel and names no team. Begin it with "
-                    "`const cpu::Team team(threads());`.");
+                    "a kernel of the CPU works in parallel and names no team. Call it by way of "
+                    "its device, which sets one.");
     return threads_of_kernel;
 }
 

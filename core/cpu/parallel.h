@@ -7,9 +7,8 @@
 
 namespace potluck::cpu {
 
-/// The threads that the running kernel may use: those of its device. Every kernel of CpuBackend begins with
-///     const cpu::Team team(threads());
-/// One stands from the first to the last moment of a kernel, also of those that it calls.
+/// The threads that the running kernel may use: those of its device. CpuBackend sets one for every kernel that it calls;
+/// it stands from the first to the last moment of the kernel, also of those that this one calls.
 class Team {
 public:
     explicit Team(int threads);

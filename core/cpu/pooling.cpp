@@ -2,16 +2,15 @@
 #include <cmath>
 #include <vector>
 
-#include "core/cpu/cpu_backend.h"
+#include "core/cpu/copy.h"
 #include "core/cpu/rows.h"
+#include "core/kernel_specs.h"
 
 // Pooling. A plane is the height * width elements of one channel of one sample. Each thread takes whole planes, gathered
 // into dense memory of the compute type; overlapping windows then add their gradients in one order.
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 constexpr std::int64_t planes_of(const Shape& shape) { return shape[0] * shape[1]; }
 constexpr std::int64_t plane_size(const Shape& shape) { return shape[2] * shape[3]; }
@@ -92,8 +91,7 @@ void for_each_plane(const Tensor& from, Tensor& to, const MakePlane& make_plane)
 
 }  // namespace
 
-void CpuBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
-    const cpu::Team team(threads());
+void max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, Tensor& indices) {
     const std::int64_t width = x.size(3), windows = plane_size(y.shape());
     const std::vector<Span> all_rows = windows_along(0, y.size(2), x.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, y.size(3), width, options);
@@ -118,8 +116,7 @@ void CpuBackend::max_pool(const Tensor& x, const PoolSpec& options, Tensor& y, T
     });
 }
 
-void CpuBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec&, Tensor& dx) {
-    const cpu::Team team(threads());
+void max_pool_backward(const Tensor& indices, const Tensor& dy, const PoolSpec&, Tensor& dx) {
     const std::int64_t windows = plane_size(indices.shape());
     const Tensor dense_indices =
         indices.is_contiguous() ? indices : Tensor::empty(indices.shape(), {DType::i64, indices.device()});
@@ -137,8 +134,7 @@ void CpuBackend::max_pool_backward(const Tensor& indices, const Tensor& dy, cons
     });
 }
 
-void CpuBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) {
-    const cpu::Team team(threads());
+void average_pool(const Tensor& x, const PoolSpec& options, Tensor& y) {
     const std::int64_t width = x.size(3);
     const std::vector<Span> all_rows = windows_along(0, y.size(2), x.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, y.size(3), width, options);
@@ -158,8 +154,7 @@ void CpuBackend::average_pool(const Tensor& x, const PoolSpec& options, Tensor& 
     });
 }
 
-void CpuBackend::average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) {
-    const cpu::Team team(threads());
+void average_pool_backward(const Tensor& dy, const PoolSpec& options, Tensor& dx) {
     const std::int64_t width = dx.size(3);
     const std::vector<Span> all_rows = windows_along(0, dy.size(2), dx.size(2), options);
     const std::vector<Span> all_columns = windows_along(1, dy.size(3), width, options);
@@ -179,4 +174,4 @@ void CpuBackend::average_pool_backward(const Tensor& dy, const PoolSpec& options
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -2,18 +2,15 @@
 #include <numbers>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
+#include "core/cpu/copy.h"
 #include "core/cpu/dropout_rule.h"
 #include "core/cpu/random_words.h"
 #include "core/cpu/vector_math.h"
+#include "core/random_part.h"
 #include "core/random_rules.h"
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using cpu::block_size;
-using cpu::BlockMap;
-using cpu::random_words;
 
 /// Random bits of one block of elements.
 template <class Word>
@@ -65,7 +62,7 @@ void normal_block(RandomKey key, std::int64_t first, std::int64_t n, float mean,
     alignas(64) std::array<float, block_size> values;
     for (std::size_t i = 0; i < pairs; ++i) {
         const float u = static_cast<float>(words[2 * i]) * 0x1p-32F + 0x1p-33F;  // in (0, 1]
-        const float radius = std::sqrt(std::max(-2 * cpu::logarithm(u), 0.0F)) * std;
+        const float radius = std::sqrt(std::max(-2 * logarithm(u), 0.0F)) * std;
         const Turn direction = turn(words[2 * i + 1] >> 8);
         values[2 * i] = radius * direction.cosine + mean;
         values[2 * i + 1] = radius * direction.sine + mean;
@@ -92,17 +89,15 @@ std::uint64_t scale_word(std::uint64_t word, std::uint64_t range) {
 
 }  // namespace
 
-void CpuBackend::uniform(RandomKey key, double low, double high, Tensor& y) {
-    const cpu::Team team(threads());
+void uniform(RandomKey key, double low, double high, Tensor& y) {
     if (y.dtype() == DType::f64)
         fill_uniform<double, std::uint64_t>(key, low, high, y);
     else
         fill_uniform<float, std::uint32_t>(key, low, high, y);
 }
 
-void CpuBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::visit_floating_compute(y.dtype(), [&](auto zero) {
+void normal(RandomKey key, double mean, double std, Tensor& y) {
+    visit_floating_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         BlockMap<T>::run_at(y, [&](std::int64_t first, T* to, std::int64_t n) {
             normal_block(key, first, n, static_cast<T>(mean), static_cast<T>(std), to);
@@ -110,8 +105,7 @@ void CpuBackend::normal(RandomKey key, double mean, double std, Tensor& y) {
     });
 }
 
-void CpuBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
-    const cpu::Team team(threads());
+void random_integers(RandomKey key, std::int64_t low, std::int64_t high, Tensor& y) {
     const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
     BlockMap<std::int64_t>::run_at(y, [&](std::int64_t first, std::int64_t* to, std::int64_t n) {
         const WordBlock<std::uint64_t> words(key, first, n);
@@ -120,13 +114,12 @@ void CpuBackend::random_integers(RandomKey key, std::int64_t low, std::int64_t h
     });
 }
 
-void CpuBackend::dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) {
-    const cpu::Team team(threads());
-    const std::uint64_t threshold = cpu::dropout_threshold(p);
+void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, Tensor& y) {
+    const std::uint64_t threshold = dropout_threshold(p);
     if (threshold >> 32 != 0) return fill(y, 0);  // p = 1
     const auto lowest_kept = static_cast<std::uint32_t>(threshold);
     const NumberedRuns numbers = numbered_runs(y.shape(), part);
-    cpu::visit_floating_compute(y.dtype(), [&](auto zero) {
+    visit_floating_compute(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const T scale = static_cast<T>(1.0 / (1.0 - p));
         BlockMap<T, T>::run_at(y, x, [&](std::int64_t first, T* to, const T* from, std::int64_t n) {
@@ -145,4 +138,4 @@ void CpuBackend::dropout(RandomKey key, const RandomPart& part, double p, const 
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

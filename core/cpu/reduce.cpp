@@ -13,13 +13,12 @@
 
 #include "core/copies.h"
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/reduce_states.h"
 #include "core/format.h"
+#include "core/kernel_specs.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 /// Elements of a row that make one state.
@@ -220,7 +219,7 @@ bool all_finite(const Tensor& y) {
 }
 
 template <class T>
-void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+void reduce_as(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
     const Rows rows = rows_of(x, axes);
     if (op == ReduceOp::sum || op == ReduceOp::mean) {
         const std::int64_t width = column_width(x, axes);
@@ -275,32 +274,27 @@ void check_not_empty(ReduceOp op, const Tensor& x, std::int64_t axes, const Tens
 }
 
 }  // namespace
-}  // namespace cpu
 
-void CpuBackend::reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
-    const cpu::Team team(threads());
-    cpu::check_not_empty(op, x, axes, y);
+void reduce(ReduceOp op, const Tensor& x, std::int64_t axes, Tensor& y) {
+    check_not_empty(op, x, axes, y);
     if (y.count() == 0) return;
-    cpu::visit_compute(x.dtype(), [&](auto zero) { cpu::reduce<decltype(zero)>(op, x, axes, y); });
+    visit_compute(x.dtype(), [&](auto zero) { reduce_as<decltype(zero)>(op, x, axes, y); });
 }
 
-void CpuBackend::variance(const Tensor& x, std::int64_t axes, double correction, bool root, Tensor& y) {
-    const cpu::Team team(threads());
+void variance(const Tensor& x, std::int64_t axes, double correction, bool root, Tensor& y) {
     if (y.count() == 0) return;
-    cpu::visit_floating_compute(x.dtype(), [&](auto zero) {
+    visit_floating_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        using cpu::Mean;
-        using cpu::SquaredDeviations;
-        const Tensor near = cpu::with_near_rows(x, axes);
-        const cpu::Rows rows = cpu::rows_of(x, axes);
+        const Tensor near = with_near_rows(x, axes);
+        const Rows rows = rows_of(x, axes);
         std::vector<double> centers(static_cast<std::size_t>(rows.count));
-        cpu::fold_rows<T>(
+        fold_rows<T>(
             near, rows, [](std::int64_t) { return Mean<T>{}; },
             [&](std::int64_t row, const Mean<T>& state) {
                 centers[static_cast<std::size_t>(row)] = state.finish(rows.length);
             });
-        const cpu::Output<double> output(y);
-        cpu::fold_rows<T>(
+        const Output<double> output(y);
+        fold_rows<T>(
             near, rows,
             [&](std::int64_t row) {
                 return SquaredDeviations<T>{centers[static_cast<std::size_t>(row)], {}, {}};
@@ -311,4 +305,4 @@ void CpuBackend::variance(const Tensor& x, std::int64_t axes, double correction,
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -1,12 +1,8 @@
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-using namespace cpu;
-
-void CpuBackend::rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) {
-    const cpu::Team team(threads());
+void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& y) {
     if (y.count() == 0) return;
     const std::int64_t time = x.size(2);
     const std::int64_t width = x.size(3);
@@ -36,4 +32,4 @@ void CpuBackend::rotary(const Tensor& x, const Tensor& cosine, const Tensor& sin
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -1,14 +1,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/cpu/cpu_backend.h"
 #include "core/cpu/rows.h"
 #include "core/cpu/vector_math.h"
 
-namespace potluck {
+namespace potluck::cpu {
 namespace {
-
-using namespace cpu;
 
 /// y = exp(x - shift); returns the sum.
 template <class T>
@@ -64,8 +61,7 @@ void log_softmax_backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
 
 }  // namespace
 
-void CpuBackend::softmax(const Tensor& x, bool logarithm, Tensor& y) {
-    const cpu::Team team(threads());
+void softmax(const Tensor& x, bool logarithm, Tensor& y) {
     if (y.count() == 0) return;
     const std::int64_t width = x.size(-1);
     visit_floating_compute(x.dtype(), [&](auto zero) {
@@ -86,8 +82,7 @@ void CpuBackend::softmax(const Tensor& x, bool logarithm, Tensor& y) {
     });
 }
 
-void CpuBackend::softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) {
-    const cpu::Team team(threads());
+void softmax_backward(const Tensor& y, const Tensor& dy, bool logarithm, Tensor& dx) {
     if (dx.count() == 0) return;
     const std::int64_t width = y.size(-1);
     visit_floating_compute(y.dtype(), [&](auto zero) {
@@ -110,4 +105,4 @@ void CpuBackend::softmax_backward(const Tensor& y, const Tensor& dy, bool logari
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

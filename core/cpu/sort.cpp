@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "core/cpu/blocks.h"
-#include "core/cpu/cpu_backend.h"
 #include "core/kernel_errors.h"
+#include "core/random.h"
 
-namespace potluck {
+namespace potluck::cpu {
 
-namespace cpu {
 namespace {
 
 // ---- topk ----
@@ -32,7 +31,7 @@ bool comes_before(const Candidate<T>& a, const Candidate<T>& b) {
 }
 
 template <class T, bool largest>
-void topk(const Tensor& x, std::int64_t k, Tensor& values, Tensor& indices) {
+void topk_rows(const Tensor& x, std::int64_t k, Tensor& values, Tensor& indices) {
     const std::int64_t rows = x.size(0);
     const std::int64_t n = x.size(1);
     parallel_for(rows, std::max<std::int64_t>(1, piece_size / n), [&](std::int64_t begin, std::int64_t end) {
@@ -148,37 +147,34 @@ double uniform_at(RandomKey key, std::int64_t element) {
 }
 
 }  // namespace
-}  // namespace cpu
 
-void CpuBackend::topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) {
-    const cpu::Team team(threads());
+void topk(const Tensor& x, std::int64_t k, bool largest, Tensor& values, Tensor& indices) {
     check_topk(k, x.size(1));
     if (k == 0 || x.count() == 0) return;
-    cpu::visit_compute(x.dtype(), [&](auto zero) {
+    visit_compute(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        largest ? cpu::topk<T, true>(x, k, values, indices) : cpu::topk<T, false>(x, k, values, indices);
+        largest ? topk_rows<T, true>(x, k, values, indices) : topk_rows<T, false>(x, k, values, indices);
     });
 }
 
-void CpuBackend::multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) {
-    const cpu::Team team(threads());
+void multinomial(RandomKey key, const Tensor& weights, bool replacement, Tensor& y) {
     const std::int64_t rows = weights.size(0);
     const std::int64_t n = weights.size(1);
     const std::int64_t samples = y.size(1);
     if (y.count() == 0) return;
     if (n == 0) throw no_weights();
-    cpu::parallel_for(rows, 1, [&](std::int64_t row, std::int64_t) {
-        cpu::BlockReader<double> reader(weights);
+    parallel_for(rows, 1, [&](std::int64_t row, std::int64_t) {
+        BlockReader<double> reader(weights);
         std::vector<double> row_weights(static_cast<std::size_t>(n));
-        cpu::read_weights(reader, row, replacement ? 1 : samples, row_weights);
-        cpu::WeightTree tree;
+        read_weights(reader, row, replacement ? 1 : samples, row_weights);
+        WeightTree tree;
         tree.assign(row_weights);
         auto* to = y.data<std::int64_t>() + row * samples;
         for (std::int64_t i = 0; i < samples; ++i) {
-            to[i] = tree.find(cpu::uniform_at(key, row * samples + i));
+            to[i] = tree.find(uniform_at(key, row * samples + i));
             if (!replacement) tree.remove(to[i]);
         }
     });
 }
 
-}  // namespace potluck
+}  // namespace potluck::cpu

@@ -82,7 +82,7 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     bool any_element = false;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
         const Device device = slots_[i].parameter.device();
-        if (control == nullptr && (backend(device).is_recording() || detail::is_replaying(device)))
+        if (control == nullptr && (detail::is_recording(device) || detail::is_replaying(device)))
             throw Error(
                 kind_.op,
                 "a step cannot be recorded, because learning rate and step number would stay the same in "
@@ -136,12 +136,12 @@ void Optimizer::round_at_random(const Update& update) const {
                        .weight_decay = 0.0,
                        .nesterov = false,
                        .step = 1,
-                       .stochastic_rounding = true,
-                       .control_or_none = {}};
-    SgdTensors tensors{
-        parameter,         parameter.to(DType::f32) - update.weights, {}, {}, update.rounding_key,
-        update.slot->begin};
-    backend(parameter.device()).sgd(step, std::span(&tensors, 1));
+                       .stochastic_rounding = true};
+    UpdateTensors tensors{.parameter = parameter,
+                          .gradient = parameter.to(DType::f32) - update.weights,
+                          .rounding_key = update.rounding_key,
+                          .rounding_first = update.slot->begin};
+    backend(parameter.device()).sgd(step, std::span(&tensors, 1), {});
     parameter.storage()->bump_version();
 }
 

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/cpu/parallel.h"
 #include "core/device_registry.h"
 #include "core/error.h"

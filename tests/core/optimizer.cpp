@@ -288,6 +288,33 @@ TEST_CASE("optimizer: many tensors of any size, dtype and alignment in one call,
     });
 }
 
+TEST_CASE(
+    "optimizer: on the CPU one call of many tensors gives the bits of one call each, with any threads") {
+    const Many many;
+    ManyTensors expected(many);
+    double squares = 0.0;
+    for (std::size_t i = 0; i < many.parameters.size(); ++i) {
+        here().adamw(adamw_step, std::span(&expected.adamw[i], 1));
+        here().sgd(sgd_step, std::span(&expected.sgd[i], 1));
+        squares += sum_of_squares(expected.gradients[i]);
+    }
+    for (const int count : {1, 2, 5}) {
+        set_threads(count);
+        CAPTURE(count);
+        ManyTensors actual(many);
+        here().adamw(adamw_step, actual.adamw);
+        here().sgd(sgd_step, actual.sgd);
+        for (std::size_t i = 0; i < many.parameters.size(); ++i) {
+            CAPTURE(i);
+            CHECK(actual.adamw[i].parameter.to_vector() == expected.adamw[i].parameter.to_vector());
+            CHECK(actual.adamw[i].second_moment.to_vector() == expected.adamw[i].second_moment.to_vector());
+            CHECK(actual.sgd[i].parameter.to_vector() == expected.sgd[i].parameter.to_vector());
+        }
+        CHECK(squares_of(actual.gradients) == squares);
+    }
+    set_threads(0);
+}
+
 TEST_CASE("optimizer: the rounded copy of a master is written in the same call") {
     Generator generator(4);
     const Tensor start = randn({3001}, {}, &generator);

@@ -8,6 +8,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "core/backend.h"
 #include "core/capture.h"
 #include "core/factories.h"
 #include "core/update_control.h"

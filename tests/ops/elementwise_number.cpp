@@ -6,7 +6,10 @@
 #include <cmath>
 #include <limits>
 
-#include "autograd/ops.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/join.h"
+#include "autograd/ops/reduce.h"
+#include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/capture.h"
 #include "core/error.h"

@@ -13,9 +13,11 @@
 #include <sstream>
 
 #include "autograd/gradcheck.h"
-#include "autograd/ops.h"
+#include "autograd/ops/copy.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/reduce.h"
 #include "autograd/tape.h"
-#include "core/backend.h"
+#include "core/copies.h"
 #include "core/error.h"
 #include "core/factories.h"
 #include "tests/expect_error.h"
@@ -114,7 +116,7 @@ Result run(const Row& row, const Case& sample, const std::vector<Tensor>& inputs
 /// The same values in memory of another order; x when it has no other.
 Tensor with_strides(const Tensor& x, const Strides& strides, std::int64_t elements, std::int64_t offset) {
     Tensor view = Tensor::empty({elements}, {x.dtype(), x.device()}).alias(x.shape(), strides, offset);
-    backend(x.device()).copy(x, view);
+    detail::copy_into(x, view);
     return view;
 }
 Tensor transposed_layout(const Tensor& x) {

@@ -6,7 +6,10 @@
 #include <cmath>
 #include <limits>
 
-#include "autograd/ops.h"
+#include "autograd/ops/batch_norm.h"
+#include "autograd/ops/elementwise.h"
+#include "autograd/ops/norm.h"
+#include "autograd/ops/reduce.h"
 #include "autograd/tape.h"
 #include "tests/on_device.h"
 
