@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#ifdef __F16C__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -73,9 +73,11 @@ std::int64_t convert_dense_prefix(const From*, To*, std::int64_t) {
     return 0;
 }
 
-#ifdef __F16C__
-template <>
-std::int64_t convert_dense_prefix(const float16* from, float* to, std::int64_t n) {
+#ifdef __x86_64__
+// Asked for at run time: a build for any x86-64 has these instructions where the processor has them.
+bool has_f16c() { return __builtin_cpu_supports("f16c") != 0 && __builtin_cpu_supports("avx") != 0; }
+
+[[gnu::target("avx,f16c")]] std::int64_t convert_by_f16c(const float16* from, float* to, std::int64_t n) {
     std::int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(to + i,
@@ -83,13 +85,22 @@ std::int64_t convert_dense_prefix(const float16* from, float* to, std::int64_t n
     return i;
 }
 
-template <>
-std::int64_t convert_dense_prefix(const float* from, float16* to, std::int64_t n) {
+[[gnu::target("avx,f16c")]] std::int64_t convert_by_f16c(const float* from, float16* to, std::int64_t n) {
     std::int64_t i = 0;
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
     return i;
+}
+
+template <>
+std::int64_t convert_dense_prefix(const float16* from, float* to, std::int64_t n) {
+    return has_f16c() ? convert_by_f16c(from, to, n) : 0;
+}
+
+template <>
+std::int64_t convert_dense_prefix(const float* from, float16* to, std::int64_t n) {
+    return has_f16c() ? convert_by_f16c(from, to, n) : 0;
 }
 #endif
 

@@ -4,10 +4,11 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <concepts>
 #include <memory>
 
 #if POTLUCK_ONEDNN
-#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl.hpp>
 #endif
 
 #include "core/error.h"
@@ -70,6 +71,13 @@ void eigen_gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix
 }
 
 #if POTLUCK_ONEDNN
+void check(dnnl_status_t status) {
+    if (status == dnnl_out_of_memory) {
+        throw OutOfMemory("matmul", "oneDNN found no memory for its packed operands.", 0);
+    }
+    if (status != dnnl_success) throw Error("matmul", "oneDNN refused the product.");
+}
+
 void library_gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
                   bool accumulate) {
     const bool a_rows = is_row_major(a), b_rows = is_row_major(b);
@@ -77,12 +85,59 @@ void library_gemm(const Matrix<const float>& a, const Matrix<const float>& b, co
         a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', c.rows, c.columns, a.columns, 1.0F, a.data,
         leading_stride(a_rows ? a : a.transposed()), b.data, leading_stride(b_rows ? b : b.transposed()),
         accumulate ? 1.0F : 0.0F, c.data, leading_stride(c));
-    if (status == dnnl_out_of_memory) {
-        throw OutOfMemory("matmul", "oneDNN found no memory for its packed operands.", 0);
+    check(status);
+}
+
+dnnl::memory::desc described(const Matrix<const bfloat16>& x) {
+    const bool rows = is_row_major(x);
+    const std::int64_t stride = leading_stride(rows ? x : x.transposed());
+    return {{x.rows, x.columns},
+            dnnl::memory::data_type::bf16,
+            rows ? dnnl::memory::dims{stride, 1} : dnnl::memory::dims{1, stride}};
+}
+
+template <class C>
+bool library_bfloat16_gemm(const Matrix<const bfloat16>& a, const Matrix<const bfloat16>& b,
+                           const Matrix<C>& c, bool accumulate) {
+    static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    using Type = dnnl::memory::data_type;
+    const dnnl::memory::desc a_described = described(a), b_described = described(b);
+    const dnnl::memory::desc c_described({c.rows, c.columns}, std::same_as<C, float> ? Type::f32 : Type::bf16,
+                                         dnnl::memory::dims{leading_stride(c), 1});
+    dnnl::primitive_attr attributes;
+    if (accumulate) {
+        dnnl::post_ops sum;
+        sum.append_sum();
+        attributes.set_post_ops(sum);
     }
-    if (status != dnnl_success) throw Error("matmul", "oneDNN refused the product.");
+    try {
+        // oneDNN keeps what it has generated for a shape.
+#if DNNL_VERSION_MAJOR < 3
+        const dnnl::matmul::primitive_desc product({a_described, b_described, c_described}, attributes,
+                                                   engine, /*allow_empty=*/true);
+#else
+        const dnnl::matmul::primitive_desc product(engine, a_described, b_described, c_described, attributes,
+                                                   /*allow_empty=*/true);
+#endif
+        if (!product) return false;
+        dnnl::stream stream(engine);
+        dnnl::matmul(product).execute(
+            stream, {{DNNL_ARG_SRC, {a_described, engine, const_cast<bfloat16*>(a.data)}},
+                     {DNNL_ARG_WEIGHTS, {b_described, engine, const_cast<bfloat16*>(b.data)}},
+                     {DNNL_ARG_DST, {c_described, engine, c.data}}});
+        stream.wait();
+    } catch (const dnnl::error& error) {
+        check(error.status);
+    }
+    return true;
 }
 #else
+template <class C>
+bool library_bfloat16_gemm(const Matrix<const bfloat16>&, const Matrix<const bfloat16>&, const Matrix<C>&,
+                           bool) {
+    return false;
+}
+
 void library_gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
                   bool accumulate) {
     eigen_gemm(a, b, c, accumulate);
@@ -94,10 +149,15 @@ void library_gemm(const Matrix<const double>& a, const Matrix<const double>& b, 
     eigen_gemm(a, b, c, accumulate);
 }
 
+template <class T>
+bool has_dense_axis(const Matrix<const T>& x) {
+    return is_row_major(x) || is_row_major(x.transposed());
+}
+
 // A row-major copy for the rare operand that has gaps in both axes (or repeats its elements).
 template <class T>
 Matrix<const T> packed(const Matrix<const T>& x, std::unique_ptr<T[]>& memory) {
-    if (is_row_major(x) || is_row_major(x.transposed())) return x;
+    if (has_dense_axis(x)) return x;
     memory = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(x.rows * x.columns));
     for (std::int64_t i = 0; i < x.rows; ++i) {
         for (std::int64_t j = 0; j < x.columns; ++j) {
@@ -112,19 +172,21 @@ Matrix<const T> packed(const Matrix<const T>& x, std::unique_ptr<T[]>& memory) {
 constexpr std::int64_t packed_depth = 2048;
 
 template <class T>
+void fill_zeros(const Matrix<T>& c) {
+    for (std::int64_t i = 0; i < c.rows; ++i) std::fill_n(c.data + i * c.row_stride, c.columns, T{});
+}
+
+template <class T>
 void checked_gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, bool accumulate) {
     if (c.rows == 0 || c.columns == 0) return;
     const std::int64_t depth = a.columns;
     if (depth == 0) {
         if (accumulate) return;
-        for (std::int64_t i = 0; i < c.rows; ++i) std::fill_n(c.data + i * c.row_stride, c.columns, T{0});
+        fill_zeros(c);
         return;
     }
     const OneThread guard;
-    const auto usable = [](const Matrix<const T>& x) {
-        return is_row_major(x) || is_row_major(x.transposed());
-    };
-    if (usable(a) && usable(b)) {
+    if (has_dense_axis(a) && has_dense_axis(b)) {
         library_gemm(a, b, c, accumulate);
         return;
     }
@@ -134,6 +196,19 @@ void checked_gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
         library_gemm(packed(a.block(0, first, a.rows, length), a_memory),
                      packed(b.block(first, 0, length, b.columns), b_memory), c, accumulate || first > 0);
     }
+}
+
+template <class C>
+bool checked_bfloat16_gemm(const Matrix<const bfloat16>& a, const Matrix<const bfloat16>& b,
+                           const Matrix<C>& c, bool accumulate) {
+    if (c.rows == 0 || c.columns == 0) return true;
+    if (a.columns == 0) {
+        if (!accumulate) fill_zeros(c);
+        return true;
+    }
+    if (!has_dense_axis(a) || !has_dense_axis(b)) return false;
+    const OneThread guard;
+    return library_bfloat16_gemm(a, b, c, accumulate);
 }
 
 }  // namespace
@@ -146,6 +221,31 @@ void gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matr
 void gemm(const Matrix<const double>& a, const Matrix<const double>& b, const Matrix<double>& c,
           bool accumulate) {
     checked_gemm(a, b, c, accumulate);
+}
+
+bool has_fast_bfloat16_gemm() {
+#if POTLUCK_ONEDNN && defined(__x86_64__)
+    static const bool is_fast = [] {
+        const auto has = [isa = dnnl_get_effective_cpu_isa()](dnnl_cpu_isa_t wanted) {
+            return (isa & wanted) == wanted;
+        };
+        return has(dnnl_cpu_isa_avx512_core_amx) ||
+               (has(dnnl_cpu_isa_avx512_core_bf16) && __builtin_cpu_is("amd"));
+    }();
+    return is_fast;
+#else
+    return false;
+#endif
+}
+
+bool bfloat16_gemm(const Matrix<const bfloat16>& a, const Matrix<const bfloat16>& b, const Matrix<float>& c,
+                   bool accumulate) {
+    return checked_bfloat16_gemm(a, b, c, accumulate);
+}
+
+bool bfloat16_gemm(const Matrix<const bfloat16>& a, const Matrix<const bfloat16>& b,
+                   const Matrix<bfloat16>& c, bool accumulate) {
+    return checked_bfloat16_gemm(a, b, c, accumulate);
 }
 
 }  // namespace potluck::cpu

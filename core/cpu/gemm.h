@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/half.h"
+
 namespace potluck::cpu {
 
 /// A matrix in memory: element (i, j) stands at data[i * row_stride + j * column_stride].
@@ -27,5 +29,18 @@ void gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matr
           bool accumulate);
 void gemm(const Matrix<const double>& a, const Matrix<const double>& b, const Matrix<double>& c,
           bool accumulate);
+
+/// Whether the processor multiplies bf16 faster than f32, and oneDNN knows how: by AMX, or by the AVX512-BF16 of AMD.
+/// Intel's cores take two cycles for vdpbf16ps, which is half the rate of their f32 products. What ONEDNN_MAX_CPU_ISA
+/// forbids is not there.
+bool has_fast_bfloat16_gemm();
+
+/// The same products of bf16, by oneDNN: c is rounded once, after what it held has been added. These instructions take
+/// denormal numbers for zeros. False, with c untouched, where oneDNN has no such product for this processor or for these
+/// strides: it wants one axis of a and of b without gaps.
+bool bfloat16_gemm(const Matrix<const bfloat16>& a, const Matrix<const bfloat16>& b, const Matrix<float>& c,
+                   bool accumulate);
+bool bfloat16_gemm(const Matrix<const bfloat16>& a, const Matrix<const bfloat16>& b,
+                   const Matrix<bfloat16>& c, bool accumulate);
 
 }  // namespace potluck::cpu

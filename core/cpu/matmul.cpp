@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <concepts>
-#include <memory>
 #include <vector>
 
 #include "core/cpu/convert.h"
 #include "core/cpu/copy.h"
 #include "core/cpu/elementwise.h"
 #include "core/cpu/gemm.h"
+#include "core/cpu/gemm_half.h"
 #include "core/cpu/parallel.h"
 #include "core/tensor.h"
 
@@ -86,6 +86,7 @@ Products<T, Y> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
 }
 
 constexpr std::int64_t tile_rows = 128;
+constexpr std::int64_t half_tile_rows = 512;  // what is prepared of b, widened or packed, serves more rows
 constexpr std::int64_t tile_columns = 384;
 constexpr std::int64_t wanted_tiles = 8;  // below this, tiles are halved so that more threads find work,
 constexpr std::int64_t least_tile_work = 1 << 21;   // while one is still worth it (multiplications)
@@ -103,8 +104,8 @@ struct Tiling {
         return std::min(size, pieces(share, 16) * 16);
     }
 
-    Tiling(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k) {
-        std::int64_t most_rows = tile_rows, most_columns = tile_columns;
+    Tiling(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most_rows) {
+        std::int64_t most_columns = tile_columns;
         for (;;) {
             rows = even(m, most_rows);
             columns = even(n, most_columns);
@@ -126,9 +127,10 @@ struct Tiling {
 
 // Calls body(product, row, column, rows, columns) for every tile of every product, spread over the threads.
 template <class Body>
-void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, const Body& body) {
+void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most_rows,
+                   const Body& body) {
     if (count == 0 || m == 0 || n == 0) return;
-    const Tiling tiling(count, m, n, k);
+    const Tiling tiling(count, m, n, k, most_rows);
     const std::int64_t tiles = tiling.row_tiles * tiling.column_tiles;
     const std::int64_t tile_work = tiling.rows * tiling.columns * std::max<std::int64_t>(k, 1);
     cpu::parallel_for(count * tiles, std::max<std::int64_t>(1, least_piece_work / tile_work),
@@ -143,10 +145,11 @@ void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int6
                       });
 }
 
-template <class T>
-requires std::same_as<T, float> || std::same_as<T, double>
-void multiply(const Products<T>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k,
+/// Floating types: half types are summed in f32 and may be stored in it.
+template <class T, class Y>
+requires std::same_as<T, float> || std::same_as<T, double> || cpu::Half<T>
+void multiply(const Products<T, Y>& p, bool accumulate) {
+    for_each_tile(p.count(), p.m, p.n, p.k, cpu::Half<T> ? half_tile_rows : tile_rows,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
                       cpu::gemm(p.a_matrix(index).block(row, 0, rows, p.k),
@@ -155,62 +158,12 @@ void multiply(const Products<T>& p, bool accumulate) {
                   });
 }
 
-// ---- half types: blocks are widened to f32, multiplied, and the finished tile is rounded once, or stays in f32 ----
-
-// The copy keeps the axis that lies without gaps in memory.
-template <class T>
-Matrix<const float> widened(const Matrix<const T>& x, float* memory) {
-    if (x.column_stride != 1 && x.row_stride == 1) return widened(x.transposed(), memory).transposed();
-    for (std::int64_t i = 0; i < x.rows; ++i) {
-        cpu::convert_to(memory + i * x.columns, x.data + i * x.row_stride, dtype_of<T>(), x.column_stride,
-                        x.columns);
-    }
-    return {memory, x.rows, x.columns, x.columns, 1};
-}
-
-constexpr std::int64_t widened_depth = 1024;
-
-template <class T, class Y>
-requires std::same_as<T, float16> || std::same_as<T, bfloat16>
-void multiply(const Products<T, Y>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k,
-                  [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
-                      std::int64_t columns) {
-                      constexpr bool direct = std::same_as<Y, float>;
-                      const std::int64_t depth = std::min(p.k, widened_depth);
-                      const auto memory = std::make_unique_for_overwrite<float[]>(
-                          static_cast<std::size_t>((direct ? 0 : rows * columns) + depth * (rows + columns)));
-                      float* a_memory = memory.get();
-                      float* b_memory = a_memory + depth * rows;
-                      const Matrix<Y> y = p.y_matrix(index).block(row, column, rows, columns);
-                      Matrix<float> sum{b_memory + depth * columns, rows, columns, columns, 1};
-                      if constexpr (direct) sum = y;
-                      for (std::int64_t i = 0; i < rows; ++i) {
-                          float* to = sum.data + i * sum.row_stride;
-                          if (!accumulate)
-                              std::fill_n(to, columns, 0.0F);
-                          else if constexpr (!direct)
-                              cpu::convert_to(to, y.data + i * y.row_stride, dtype_of<Y>(), 1, columns);
-                      }
-                      for (std::int64_t first = 0; first < p.k; first += depth) {
-                          const std::int64_t length = std::min(depth, p.k - first);
-                          const auto a = p.a_matrix(index).block(row, first, rows, length);
-                          const auto b = p.b_matrix(index).block(first, column, length, columns);
-                          cpu::gemm(widened(a, a_memory), widened(b, b_memory), sum, true);
-                      }
-                      if constexpr (!direct)
-                          for (std::int64_t i = 0; i < rows; ++i)
-                              cpu::convert_from(sum.data + i * columns, y.data + i * y.row_stride,
-                                                dtype_of<Y>(), 1, columns);
-                  });
-}
-
 // ---- integers: exact modulo 2^bits, as unsigned arithmetic wraps around where signed would be undefined ----
 
 template <class T>
 requires std::is_integral_v<T> &&
     (!std::same_as<T, bool>)void multiply(const Products<T>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k,
+    for_each_tile(p.count(), p.m, p.n, p.k, tile_rows,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
                       const Matrix<const T> a = p.a_matrix(index).block(row, 0, rows, p.k);

@@ -189,6 +189,25 @@ TEST_CASE("matmul: half types are summed in f32") {
     });
 }
 
+TEST_CASE("matmul: products of half types over many tiles are those of f32, with any number of threads") {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        const Tensor a = randn({2, 530, 801}).to(dtype), b = randn({801, 500}).to(dtype);
+        const Tensor exact = matmul(a.to(DType::f64), b.to(DType::f64));
+        set_threads(1);
+        const Tensor one = matmul(a, b);
+        const Tensor turned = matmul(b.transpose(0, 1), a[0].transpose(0, 1));
+        const Tolerance tolerance{tolerance_of(dtype).relative, 1e-4};
+        CHECK(difference(one, {exact.shape(), exact.to_vector()}, tolerance) == "");
+        CHECK(difference(turned.transpose(0, 1), {exact[0].shape(), exact[0].to_vector()}, tolerance) == "");
+        for (const int threads : {2, 3}) {
+            set_threads(threads);
+            CHECK(matmul(a, b).to_vector() == one.to_vector());
+            CHECK(matmul(b.transpose(0, 1), a[0].transpose(0, 1)).to_vector() == turned.to_vector());
+        }
+        set_threads(0);
+    }
+}
+
 TEST_CASE("linear: the gradient of the bias is summed in f32 or better") {
     on_each_device([] {
         for (const DType dtype : {DType::bf16, DType::f16}) {
