@@ -137,6 +137,9 @@ public:
     /// Throws the Error that set_state() would, and changes nothing.
     void check_state(const LoaderState& state) const;
 
+    /// Seconds that loops, passes and next() were kept waiting for batches since the loader was made. It only grows.
+    double waiting_seconds() const;
+
     /// What is read of every global batch from the next one on, in running loops too; none: all of it. What workers have
     /// fetched ahead is fetched again. Throws Error for a share outside of the batch.
     void set_share(std::optional<Share> share);
