@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/backend.h"
 #include "core/format.h"
 #include "data/fetcher.h"
 
@@ -124,6 +125,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
     if (!(options.timeout_seconds > 0 && options.timeout_seconds <= 1e8))
         refuse("timeout_seconds", options.timeout_seconds, "above 0 and at most 1e8");
     check_share(options.share, options.batch);
+    if (options.device) backend(*options.device);  // throws where there is no such device
     const std::int64_t size = dataset->size();
     if (size < 1) throw Error("Loader", "the dataset is empty: it has 0 items. Give at least one.");
     if (options.drop_last && size < options.batch)
