@@ -1,6 +1,7 @@
 // How many items a second a loader hands out with 0, 1 and 2 workers, one after the other in each of several rounds: images
 // of files (decoded, resized to 256 x 256, cropped to 224 x 224, flipped, normalised), small images of memory (28 x 28,
-// cropped and normalised), and windows of 64 tokens. The loop does nothing with them, so the loader is all that is measured.
+// cropped and normalised), and windows of 64 tokens. The loop does nothing with them, so the loader is all that is measured:
+// medians of the rounds, and seconds of the processor for when other programs run on the machine.
 //
 //     bench_loader [folder of images, one folder for each class]     (default: 300 x 400 PNG that it makes itself)
 
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -26,30 +28,44 @@ namespace fs = std::filesystem;
 
 constexpr int most_workers = 2, rounds = 5;
 
-/// Items a second of reading `batches` batches.
-double rate(data::Loader& loader, std::int64_t batches) {
+struct Speed {
+    double items_per_second = 0.0;
+    double processor_microseconds = 0.0;  // of an item, of all threads together
+};
+
+/// Of reading `batches` batches, and what the workers read ahead meanwhile.
+Speed speed_of(data::Loader& loader, std::int64_t batches) {
     loader.next();  // the workers are there
     const auto start = std::chrono::steady_clock::now();
+    const std::clock_t processor_start = std::clock();
     std::int64_t items = 0;
     for (std::int64_t i = 0; i < batches; ++i) items += loader.next().inputs.size(0);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    return static_cast<double>(items) / seconds.count();
+    const double processor_seconds = static_cast<double>(std::clock() - processor_start) / CLOCKS_PER_SEC;
+    const auto count = static_cast<double>(items);
+    return {count / seconds.count(), processor_seconds / count * 1e6};
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
 }
 
 void measure(const char* name, const std::shared_ptr<const data::Dataset>& dataset, std::int64_t batch,
              std::int64_t batches) {
-    std::vector<std::vector<double>> rates(most_workers + 1);
+    std::vector<std::vector<double>> rates(most_workers + 1), costs(most_workers + 1);
     for (int round = 0; round < rounds; ++round)
-        for (int workers = 0; workers <= most_workers; ++workers) {
-            data::Loader loader(dataset, {.batch = batch, .shuffle = true, .workers = workers});
-            rates[static_cast<std::size_t>(workers)].push_back(rate(loader, batches));
+        for (std::size_t workers = 0; workers < rates.size(); ++workers) {
+            data::Loader loader(dataset,
+                                {.batch = batch, .shuffle = true, .workers = static_cast<int>(workers)});
+            const Speed speed = speed_of(loader, batches);
+            rates[workers].push_back(speed.items_per_second);
+            costs[workers].push_back(speed.processor_microseconds);
         }
-    for (int workers = 0; workers <= most_workers; ++workers) {
-        std::vector<double>& all = rates[static_cast<std::size_t>(workers)];
-        std::sort(all.begin(), all.end());
-        fmt::print("{:<28} {} workers  {:>10.0f} a second (median of {}; at most {:.0f})\n", name, workers,
-                   all[all.size() / 2], all.size(), all.back());
-    }
+    for (std::size_t workers = 0; workers < rates.size(); ++workers)
+        fmt::print("{:<22} {} workers {:>9.0f} a second (at most {:.0f}), {:.1f} us of the processor each\n",
+                   name, workers, median(rates[workers]),
+                   *std::max_element(rates[workers].begin(), rates[workers].end()), median(costs[workers]));
 }
 
 /// 64 images that do not compress much, as photos do.
