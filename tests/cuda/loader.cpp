@@ -30,9 +30,10 @@ const Device gpu = Device::cuda();
 struct Numbered {
     std::shared_ptr<std::atomic<int>> made = std::make_shared<std::atomic<int>>(0);
 
-    data::FunctionDataset dataset(std::int64_t size, std::int64_t width) const {
-        return data::FunctionDataset(size, [made = made, width](std::int64_t index, RandomKey) {
-            data::Example example{full({width}, index), full({}, index, {DType::i64})};
+    data::FunctionDataset dataset(std::int64_t size, std::int64_t width, bool has_targets = true) const {
+        return data::FunctionDataset(size, [made = made, width, has_targets](std::int64_t index, RandomKey) {
+            data::Example example{full({width}, index), {}};
+            if (has_targets) example.target = full({}, index, {DType::i64});
             ++*made;
             return example;
         });
@@ -121,8 +122,9 @@ TEST_CASE("cuda loader: an item that fails while it is fetched ahead fails in it
 
 TEST_CASE("cuda loader: memory is not given to another batch before all copies and ops are through with it") {
     if (!test::has_cuda_device()) return;
-    for (const int workers : {0, 2}) {
-        data::Loader loader(Numbered().dataset(200, 1000), {.batch = 2, .workers = workers, .device = gpu});
+    for (const auto& [workers, has_targets] : {std::pair(0, true), std::pair(2, true), std::pair(2, false)}) {
+        data::Loader loader(Numbered().dataset(200, 1000, has_targets),
+                            {.batch = 2, .workers = workers, .device = gpu});
         const Tensor sum = zeros({1000}, {DType::f32, gpu});
         int batches = 0;
 #if POTLUCK_CUDA_EMULATED
