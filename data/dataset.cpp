@@ -69,4 +69,24 @@ Example FunctionDataset::get(std::int64_t index, RandomKey key) const {
     return function_(index, key);
 }
 
+TransformedDataset::TransformedDataset(std::shared_ptr<const Dataset> dataset, Transform transform)
+    : dataset_(std::move(dataset)), transform_(std::move(transform)) {
+    if (!dataset_) throw Error("TransformedDataset", "there is no dataset.");
+    if (!transform_)
+        throw Error("TransformedDataset", "the function is empty. Give one that makes the new input.");
+}
+
+const Dataset& TransformedDataset::dataset() const {
+    if (!dataset_)
+        throw Error("TransformedDataset", "this dataset was moved from. Use the one that it was moved to.");
+    return *dataset_;
+}
+
+Example TransformedDataset::get(std::int64_t index, RandomKey key) const {
+    // The dataset draws from another key, so that no number is used twice.
+    Example example = dataset().get(index, {first_64_bits(key, ~std::uint64_t{0}), 0});
+    example.input = transform_(example.input, key);
+    return example;
+}
+
 }  // namespace potluck::data

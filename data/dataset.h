@@ -3,6 +3,8 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 
 #include "core/random.h"
 #include "core/tensor.h"
@@ -62,6 +64,30 @@ public:
 private:
     std::int64_t size_;
     Function function_;
+};
+
+/// The items of another dataset with inputs that a function makes of theirs, such as an ImageTransform:
+/// TransformedDataset(photos, ImageTransform({.crop = 32, .random_crop = true})). The function gets the input and a key for
+/// what is random in it, and is called from several threads at once; targets stay as they are.
+class TransformedDataset final : public Dataset {
+public:
+    using Transform = std::function<Tensor(const Tensor& input, RandomKey key)>;
+
+    /// Keeps a copy of the dataset (cheap: datasets hold handles). Throws Error for an empty function.
+    template <std::derived_from<Dataset> AnyDataset>
+    TransformedDataset(AnyDataset dataset, Transform transform)
+        : TransformedDataset(std::make_shared<const AnyDataset>(std::move(dataset)), std::move(transform)) {}
+    /// Shares the dataset.
+    TransformedDataset(std::shared_ptr<const Dataset> dataset, Transform transform);
+
+    std::int64_t size() const override { return dataset().size(); }
+    Example get(std::int64_t index, RandomKey key) const override;
+
+private:
+    const Dataset& dataset() const;  // throws Error when this was moved from
+
+    std::shared_ptr<const Dataset> dataset_;
+    Transform transform_;
 };
 
 }  // namespace potluck::data

@@ -19,9 +19,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The tensors of a batch side by side along a new first axis. `what` is "input" or "target".
-Tensor stack(std::string_view what, const std::vector<Tensor>& parts,
-             const std::vector<std::int64_t>& items) {
+/// The tensors of a batch side by side along a new first axis, in pinned memory when they go to another device. `what` is
+/// "input" or "target".
+Tensor stack(std::string_view what, const std::vector<Tensor>& parts, const std::vector<std::int64_t>& items,
+             std::optional<Device> device) {
     const Tensor& first = parts.front();
     for (std::size_t i = 1; i < parts.size(); ++i) {
         const Tensor& part = parts[i];
@@ -43,7 +44,9 @@ Tensor stack(std::string_view what, const std::vector<Tensor>& parts,
 
     Shape shape = first.shape();
     shape.insert(shape.begin(), static_cast<std::int64_t>(parts.size()));
-    Tensor whole = Tensor::empty(shape, {first.dtype(), first.device()});  // (batch, item...)
+    const bool is_copied = first.device().is_cpu() && device && !device->is_cpu();
+    Tensor whole =
+        Tensor::empty(shape, {first.dtype(), first.device(), /*pinned=*/is_copied});  // (batch, item...)
     for (std::size_t i = 0; i < parts.size(); ++i) {
         Tensor place = whole.alias(first.shape(), contiguous_strides(first.shape()),
                                    static_cast<std::int64_t>(i) * first.count());
@@ -79,10 +82,11 @@ Example get(const Reading& reading, std::int64_t index) {
     return example;
 }
 
-/// Global batch `number`: the items of it that `share` holds. Calls `before_item(index)` before each of them.
+/// Global batch `number`: the items of it that `share` holds, not yet on `device`. Calls `before_item(index)` before each
+/// of them.
 template <class BeforeItem>
 Batch make(const Reading& reading, std::int64_t number, std::optional<Share> share,
-           BeforeItem&& before_item) {
+           std::optional<Device> device, BeforeItem&& before_item) {
     Batch batch;
     batch.global_count = reading.items_of(number);
     batch.share = share.value_or(Share{0, batch.global_count});
@@ -102,8 +106,8 @@ Batch make(const Reading& reading, std::int64_t number, std::optional<Share> sha
         targets.push_back(std::move(example.target));
         items.push_back(index);
     }
-    batch.inputs = stack("input", inputs, items);
-    batch.targets = stack("target", targets, items);
+    batch.inputs = stack("input", inputs, items, device);
+    batch.targets = stack("target", targets, items, device);
     return batch;
 }
 
@@ -128,6 +132,7 @@ struct Fetcher::Shared {
 
     Reading reading;
     std::int64_t read_ahead = 0;
+    std::optional<Device> device;
 
     std::mutex mutex;
     std::condition_variable_any something_done;  // a batch, or a worker
@@ -163,7 +168,7 @@ void Fetcher::work(const std::stop_token& stop, Shared& shared, std::size_t work
         };
         Shared::Result result;
         try {
-            result.batch = make(shared.reading, number, share, before_item);
+            result.batch = make(shared.reading, number, share, shared.device, before_item);
         } catch (const Stopped&) {
             // Nobody waits for this batch: the loop below ends, or goes on with the new share.
         } catch (...) {
@@ -182,9 +187,11 @@ void Fetcher::work(const std::stop_token& stop, Shared& shared, std::size_t work
 Fetcher::Fetcher(Reading reading, const LoaderOptions& options)
     : timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options.timeout_seconds))),
+      device_(options.device),
       shared_(std::make_shared<Shared>()) {
     shared_->reading = std::move(reading);
     shared_->share = options.share;
+    shared_->device = device_;
     const std::int64_t workers = std::min<std::int64_t>(options.workers, shared_->reading.batches());
     shared_->read_ahead = options.read_ahead * std::max<std::int64_t>(workers, 1);
     shared_->workers.resize(static_cast<std::size_t>(workers));
@@ -220,10 +227,39 @@ std::int64_t Fetcher::position() const {
 
 Batch Fetcher::receive(std::optional<Share> share) {
     const std::int64_t number = std::exchange(next_, reading().batches());  // after an error the pass is over
-    Batch batch = threads_.empty() ? make(reading(), number, share, [](std::int64_t) {})
-                                   : receive_from_workers(number, share);
+    std::optional<BatchCopy> copy = std::exchange(ahead_, std::nullopt);
+    if (!copy || share != shared_->share) {
+        Batch batch = threads_.empty() ? make(reading(), number, share, device_, [](std::int64_t) {})
+                                       : receive_from_workers(number, share);
+        if (!device_) {
+            next_ = number + 1;
+            return batch;
+        }
+        copy.emplace(std::move(batch), *device_);
+    }
     next_ = number + 1;
-    return batch;
+    if (!threads_.empty() && !device_->is_cpu()) copy_ahead();
+    return copy->arrived();
+}
+
+/// Starts copying the next batch when the workers have it.
+void Fetcher::copy_ahead() {
+    Batch batch;
+    {
+        const std::lock_guard lock(shared_->mutex);
+        const auto found = shared_->results.find(next_);
+        if (found == shared_->results.end() || found->second.error) return;
+        batch = found->second.batch;
+    }
+    try {
+        ahead_.emplace(std::move(batch), *device_);
+    } catch (const Error&) {
+        return;  // for instance no memory: that is told when this batch's turn comes, if it is so then
+    }
+    const std::lock_guard lock(shared_->mutex);
+    shared_->results.erase(next_);
+    shared_->received = next_ + 1;
+    shared_->room.notify_all();
 }
 
 Batch Fetcher::receive_from_workers(std::int64_t number, std::optional<Share> share) {

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "data/batch_copy.h"
 #include "data/loader.h"
 
 namespace potluck::data {
@@ -46,9 +47,12 @@ private:
     struct Shared;
     static void work(const std::stop_token& stop, Shared& shared, std::size_t worker);
     Batch receive_from_workers(std::int64_t number, std::optional<Share> share);
+    void copy_ahead();
     std::chrono::steady_clock::time_point look_again(std::int64_t number) const;
 
     std::chrono::steady_clock::duration timeout_;
+    std::optional<Device> device_;    // where batches are handed out
+    std::optional<BatchCopy> ahead_;  // of the batch that is received next, when it is on its way already
     std::shared_ptr<Shared> shared_;  // with the workers, so that one that hangs can be left behind
     std::vector<std::jthread> threads_;
     std::int64_t next_ = 0;  // number of the batch that is received next

@@ -1,8 +1,10 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 
+#include "core/backend.h"
 #include "core/format.h"
 #include "data/fetcher.h"
 
@@ -17,6 +19,20 @@ void check_share(const std::optional<Share>& share, std::int64_t batch) {
                                 "First and count must not be negative, and their sum at most the batch.",
                                 share->count, share->first, batch));
 }
+
+/// Adds the seconds of its life to a sum.
+class AddedSeconds {
+public:
+    explicit AddedSeconds(double& sum) : sum_(sum) {}
+    ~AddedSeconds() { sum_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+    AddedSeconds(const AddedSeconds&) = delete;
+    AddedSeconds& operator=(const AddedSeconds&) = delete;
+
+private:
+    using Clock = std::chrono::steady_clock;
+    double& sum_;
+    Clock::time_point start_ = Clock::now();
+};
 
 }  // namespace
 
@@ -53,6 +69,7 @@ struct Loader::Core {
     bool resumed = false;    // the cursor stands in an epoch that set_state() went to and no loop has taken
     std::int64_t jumps = 0;  // calls of set_state(): loops from before no longer move the cursor
     std::unique_ptr<Fetcher> running;  // of next()
+    double waiting_seconds = 0.0;
 
     /// Where the last batch ends that can be made of the items from `item` on.
     std::int64_t end_from(std::int64_t item) const {
@@ -78,8 +95,15 @@ struct Loader::Core {
         cursor.item = 0;
     }
 
+    /// Of the rest of the epoch.
+    std::unique_ptr<Fetcher> make_fetcher() {
+        const AddedSeconds waiting(waiting_seconds);
+        return std::make_unique<Fetcher>(rest(), options);
+    }
+
     /// The next batch of a fetcher, and what that does to the cursor.
     Batch receive(Fetcher& fetcher, bool moves_cursor) {
+        const AddedSeconds waiting(waiting_seconds);
         Batch batch = fetcher.receive(options.share);
         if (moves_cursor) {
             cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.reading().epoch;
@@ -102,6 +126,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
     if (!(options.timeout_seconds > 0 && options.timeout_seconds <= 1e8))
         refuse("timeout_seconds", options.timeout_seconds, "above 0 and at most 1e8");
     check_share(options.share, options.batch);
+    if (options.device) backend(*options.device);  // throws where there is no such device
     const std::int64_t size = dataset->size();
     if (size < 1) throw Error("Loader", "the dataset is empty: it has 0 items. Give at least one.");
     if (options.drop_last && size < options.batch)
@@ -164,6 +189,8 @@ void Loader::set_state(const LoaderState& state) {
     core.next_epoch = core.cursor.epoch + (core.resumed ? 1 : 0);
 }
 
+double Loader::waiting_seconds() const { return core().waiting_seconds; }
+
 void Loader::set_share(std::optional<Share> share) {
     Core& core = this->core();
     check_share(share, core.options.batch);
@@ -174,7 +201,7 @@ Loader::Iterator Loader::begin() {
     Core& core = this->core();
     core.running.reset();  // its position is not the cursor's any more: first let its workers go
     if (!std::exchange(core.resumed, false)) core.take_next_epoch();
-    return {core_, std::make_shared<Fetcher>(core.rest(), core.options), true};
+    return {core_, core.make_fetcher(), true};
 }
 
 Batch Loader::next() {
@@ -186,7 +213,7 @@ Batch Loader::next() {
         core.running.reset();
         core.resumed = false;
         if (!in_epoch) core.take_next_epoch();
-        core.running = std::make_unique<Fetcher>(core.rest(), core.options);
+        core.running = core.make_fetcher();
     }
     std::unique_ptr<Fetcher> fetcher = std::move(core.running);  // goes after an error and at the end
     Batch batch = core.receive(*fetcher, true);

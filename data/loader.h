@@ -28,6 +28,8 @@ struct Batch {
     Tensor inputs = {}, targets = {};
     Share share = {};  // what the rows are of the global batch: row i is item share.first + i of it
     std::int64_t global_count = 0;  // items of the global batch, to weight what was made of this share
+    /// The targets on the CPU, where the loader handed out a copy on another device: to read them waits for nothing.
+    Tensor host_targets = {};
 };
 
 /// For `auto [x, y] = batch`.
@@ -48,7 +50,8 @@ struct LoaderOptions {
     std::int64_t read_ahead = 2;   // batches that every worker may be ahead of the loop
     std::uint64_t seed = 0;        // of the order and of the items' random numbers
     double timeout_seconds = 300;  // with workers: how long one item may take before the loop gets an Error
-    std::optional<Share> share = {};  // what this process reads of every global batch; none: all of it
+    std::optional<Share> share = {};    // what this process reads of every global batch; none: all of it
+    std::optional<Device> device = {};  // where batches are handed out; none: where the items are
 };
 
 /// Where training stands, to go on exactly there, with any share. Items are those of the global batches that a loop has
@@ -84,6 +87,11 @@ class Fetcher;
 /// random numbers of items and the state do not depend on the share: loaders with the shares {0, 13}, {13, 12}, {25, 39}
 /// read together what one with a batch of 64 reads. In an incomplete last batch a share holds those of its places that
 /// exist, maybe none.
+///
+/// With a `device`, inputs and targets are handed out there. Batches are then put together in pinned memory, and with
+/// workers the next one, as soon as it is ready when a batch is handed out, is copied while the device computes on that
+/// batch. The host waits for no copy: ops that are given such a tensor begin when its elements are there. A GPU holds one
+/// batch more, for which `read_ahead` makes no difference.
 ///
 /// Errors of an item reach the loop as an Error that names the item and holds the original text, and end the loop. Every
 /// error leaves the loader usable: its state is that of the last batch that was received.
@@ -136,6 +144,9 @@ public:
     void set_state(const LoaderState& state);
     /// Throws the Error that set_state() would, and changes nothing.
     void check_state(const LoaderState& state) const;
+
+    /// Seconds that loops, passes and next() were kept waiting for batches since the loader was made. It only grows.
+    double waiting_seconds() const;
 
     /// What is read of every global batch from the next one on, in running loops too; none: all of it. What workers have
     /// fetched ahead is fetched again. Throws Error for a share outside of the batch.

@@ -43,9 +43,9 @@ public:
     virtual ~Execution() = default;
 
     /// Computes the gradient of the mean loss over all targets of the micro-batches (those of one global batch, on the
-    /// CPU) and takes one step of the optimizer. When the outcome is not `applied`, or when it throws (an op refused its
-    /// input, the memory did not suffice), parameters, optimizer state and the module's buffers are as they were before.
-    /// Leaves no gradients.
+    /// CPU, or where a loader's `device` has put them) and takes one step of the optimizer. When the outcome is not
+    /// `applied`, or when it throws (an op refused its input, the memory did not suffice), parameters, optimizer state and
+    /// the module's buffers are as they were before. Leaves no gradients.
     virtual UpdateResult update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) = 0;
     /// The loss over the batches of one evaluation pass, without gradients; the module is in evaluation mode meanwhile.
     virtual LossTotal evaluate(data::Loader& loader) = 0;

@@ -29,7 +29,8 @@ std::int64_t count_targets(const data::Batch& batch) {
     if (!batch.targets.defined()) return batch.inputs.size(0);
     if (!is_integer(batch.targets.dtype())) return batch.targets.ndim() == 0 ? 1 : batch.targets.size(0);
     const NoGrad guard;
-    return sum(batch.targets != ignored).item<std::int64_t>();
+    const Tensor& targets = batch.host_targets.defined() ? batch.host_targets : batch.targets;
+    return sum(targets != ignored).item<std::int64_t>();
 }
 
 LossFunction::LossFunction(nn::Module& module)

@@ -20,7 +20,8 @@ struct LossSum {
 };
 
 /// How many targets of a batch count: of an integer dtype all that are not -100, of another one the rows; without targets,
-/// the rows of the inputs. Reads the targets where they are, so ask for it while the batch is on the CPU.
+/// the rows of the inputs. Reads the targets where they are, or batch.host_targets where that is there, so that a batch of a
+/// Loader makes the host wait for no device.
 std::int64_t count_targets(const data::Batch& batch);
 
 /// What training makes smaller, of (inputs, targets). Made from a function that returns the mean over the targets that

@@ -3,9 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "core/factories.h"
 #include "tests/expect_error.h"
@@ -310,4 +312,37 @@ TEST_CASE("loader: moved while it stands in an epoch, it goes on") {
     data::Loader second = std::move(first);
     CHECK(second.next().inputs.to_vector<std::int64_t>() == Items{2, 3});
     CHECK(second.state().item == 4);
+}
+
+TEST_CASE("loader: the seconds that it keeps a loop waiting add up") {
+    const auto pause = std::chrono::milliseconds(20);
+    const data::FunctionDataset slow(4, [=](std::int64_t index, RandomKey) {
+        std::this_thread::sleep_for(pause);
+        return data::Example{tensor(static_cast<double>(index)), {}};
+    });
+    data::Loader loader(slow, {.batch = 2});
+    CHECK(loader.waiting_seconds() == 0.0);
+    double least = 0.0;
+    const auto waited_for = [&](int items) {
+        least += 0.020 * items;
+        CHECK(loader.waiting_seconds() >= least);
+        CHECK(loader.waiting_seconds() < least + 10.0);
+    };
+    loader.next();
+    waited_for(2);
+    for (auto [x, y] : loader) {
+    }
+    waited_for(4);
+    for (auto [x, y] : loader.pass()) {
+    }
+    waited_for(4);
+
+    // What workers do while the loop is busy keeps nobody waiting.
+    data::Loader ahead(slow, {.batch = 2, .workers = 1, .read_ahead = 2});
+    ahead.next();
+    std::this_thread::sleep_for(20 * pause);
+    const double before = ahead.waiting_seconds();
+    CHECK(before > 0.0);
+    ahead.next();
+    CHECK(ahead.waiting_seconds() - before < 0.020);
 }

@@ -3,6 +3,7 @@
     examples.py BUILD_FOLDER
 """
 
+import gzip
 import json
 import pathlib
 import re
@@ -127,6 +128,62 @@ def gpt():
     require(close(first, 5.6, 0.5), f"the first loss is {first}, that of guessing is 5.55")
     require(last < 0.6 * first, f"the loss went from {first} to {last}")
     require("\nstruct " in output and len(output.split("\nstruct ")[-1]) > 300, f"no text:\n{output}")
+
+
+def write_idx(name, shape, values):
+    """A packed IDX file of bytes in a folder of clothes."""
+    place = folder / "clothes"
+    place.mkdir(exist_ok=True)
+    header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+    (place / name).write_bytes(gzip.compress(header + bytes(values)))
+
+
+def write_clothes():
+    """Images of ten classes that differ in where they are bright: 400 to learn from, 100 for the test."""
+    for part, count in (("train", 400), ("t10k", 100)):
+        labels = [(7 * i) % 10 for i in range(count)]
+        pixels = [200 + (i % 50) if y // 3 == label else 20 for i, label in enumerate(labels) for y in range(28) for x in range(28)]
+        write_idx(f"{part}-images-idx3-ubyte.gz", (count, 28, 28), pixels)
+        write_idx(f"{part}-labels-idx1-ubyte.gz", (count,), labels)
+    return ["--data", folder / "clothes", "--batch", 20]
+
+
+@case("examples: 6_fashion_mnist learns, and goes on where it was stopped, with the same bits")
+def fashion_mnist():
+    program = programs / "6_fashion_mnist"
+    options = write_clothes()
+    whole = succeed([program, *options, "--epochs", 2, "--run-folder", folder / "clothes_whole", "--workers", 2])
+    right = float(re.search(r"([0-9.]+) % of them", whole)[1])
+    require(right > 60, whole)
+    stopped = subprocess.Popen([str(a) for a in (program, *options, "--epochs", 2, "--log-every", 1, "--workers", 0,
+                                                 "--run-folder", folder / "clothes_stopped")],
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    for line in stopped.stdout:
+        if line.startswith("step 10/"):
+            stopped.send_signal(signal.SIGINT)
+            break
+    stopped.stdout.read()
+    require(stopped.wait(timeout=60) == 130, "it was not stopped")
+    resumed = succeed([program, *options, "--epochs", 2, "--resume", folder / "clothes_stopped"])
+    require("resumed from" in resumed, resumed)
+    losses = [[json.loads(line)["loss"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+              for name in ("clothes_whole", "clothes_stopped")]
+    require(len(losses[0]) == 40 and losses[0] == losses[1], f"other losses:\n{losses}")
+
+
+@case("examples: 6_fashion_mnist says what to install, and tells of damaged files and wrong options")
+def fashion_mnist_bad_input():
+    program = programs / "6_fashion_mnist"
+    for arguments, words in ((["--data", folder / "nowhere"], ["nowhere", "apt-get install dataset-fashion-mnist"]),
+                             (["--epochs", 0], ["--epochs"]), (["--epcohs", 3], ["--epochs"])):
+        result = shell([program, *arguments])
+        require(result.returncode in (1, 2) and result.stdout.count("\n") == 1, result.stdout)
+        require(all(word in result.stdout for word in words), result.stdout)
+    options = write_clothes()
+    images = folder / "clothes" / "train-images-idx3-ubyte.gz"
+    images.write_bytes(images.read_bytes()[:-100])
+    result = shell([program, *options])
+    require(result.returncode == 1 and "train-images-idx3-ubyte.gz" in result.stdout, result.stdout)
 
 
 # ---- the main job ----

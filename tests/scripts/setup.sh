@@ -23,6 +23,9 @@ nlohmann/json.hpp       nlohmann-json3-dev
 xxhash.h                libxxhash-dev
 CLI/CLI.hpp             libcli11-dev
 oneapi/dnnl/dnnl.hpp    libdnnl-dev
+png.h                   libpng-dev
+jpeglib.h               libjpeg-dev
+zlib.h                  zlib1g-dev
 doctest/doctest.h       doctest-dev
 '
 emulator_needs='
