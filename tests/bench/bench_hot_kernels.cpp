@@ -104,7 +104,7 @@ void rows(const Bench& bench) {
     Tensor none;
 
     bench.measure("add", 3 * plane, 0, [&] { kernels.binary(BinaryOp::add, x, dy, y); });
-    bench.measure("dropout", 2 * plane, 0, [&] { kernels.dropout({1, 2}, 0.1, x, y); });
+    bench.measure("dropout", 2 * plane, 0, [&] { kernels.dropout({1, 2}, {}, 0.1, x, y); });
     bench.measure("layer_norm", 2 * plane, 0,
                   [&] { kernels.layer_norm(x, none, weight, bias, 1e-5, none, y, mean, reciprocal); });
     bench.measure("layer_norm with a residual", 4 * plane, 0,
