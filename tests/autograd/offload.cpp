@@ -3,6 +3,7 @@
 #include "autograd/offload.h"
 
 #include "autograd/recompute.h"
+#include "core/backend.h"
 #include "core/memory.h"
 #include "tests/autograd/support.h"
 #include "tests/on_device.h"

@@ -23,6 +23,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 using Op = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const Attention&);
+constexpr Op fused = scaled_dot_product_attention;
 constexpr Op both_ops[] = {scaled_dot_product_attention, attention_composed};
 
 enum class Hiding : std::uint8_t { causal, boolean, floating, causal_and_padding };
@@ -138,7 +139,7 @@ void check_hidden(Op op, const Sizes& s, Hiding hiding, double dropout, DType dt
     INFO("sizes " << s.batch << " " << s.heads << " " << s.kv_heads << " " << s.queries << " " << s.keys
                   << " " << s.head_size << " " << s.value_size << " " << name_of(dtype) << ", hiding "
                   << static_cast<int>(hiding) << ", dropout " << dropout
-                  << std::string(op == scaled_dot_product_attention ? "" : ", composed"));
+                  << std::string(op == fused ? "" : ", composed"));
     const Sample sample = sample_of(s, hiding, dropout);
     std::vector<Tensor> inputs;
     for (const Tensor& x : sample.clean) inputs.push_back(x.clone());
@@ -228,7 +229,7 @@ TEST_CASE("attention: infinity and NaN reach only the queries that may see them,
                         for (const double dropout : {0.0, 0.3}) {
                             if (dropout > 0.0 && sizes.queries > 70) continue;
                             // The composed form is the same for all dtypes but for its casts.
-                            if (op != scaled_dot_product_attention && dtype != DType::f64) continue;
+                            if (op != fused && dtype != DType::f64) continue;
                             check_hidden(op, sizes, hiding, dropout, dtype);
                         }
     });
