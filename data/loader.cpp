@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/format.h"
+#include "core/trace.h"
 #include "data/fetcher.h"
 
 namespace potluck::data {
@@ -52,6 +53,7 @@ struct Loader::Core {
     bool resumed = false;    // the cursor stands in an epoch that set_state() went to and no loop has taken
     std::int64_t jumps = 0;  // calls of set_state(): loops from before no longer move the cursor
     std::unique_ptr<Fetcher> running;  // of next()
+    std::int64_t waiting_ns = 0;
 
     /// Where the last batch ends that can be made of the items from `item` on.
     std::int64_t end_from(std::int64_t item) const {
@@ -79,7 +81,11 @@ struct Loader::Core {
 
     /// The next batch of a fetcher, and what that does to the cursor.
     Batch receive(Fetcher& fetcher, bool moves_cursor) {
+        const std::int64_t start = trace::now_ns();
         Batch batch = fetcher.receive(options.share);
+        const std::int64_t end = trace::now_ns();
+        waiting_ns += end - start;
+        if (is_tracing()) trace::record("data", start, end);
         if (moves_cursor) {
             cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.reading().epoch;
             cursor.item = fetcher.is_done() ? 0 : fetcher.position();
@@ -129,6 +135,8 @@ std::int64_t Loader::size() const { return core().cursor.size; }
 const LoaderOptions& Loader::options() const { return core().options; }
 
 const Dataset& Loader::dataset() const { return *core().dataset; }
+
+double Loader::waiting_seconds() const { return 1e-9 * static_cast<double>(core().waiting_ns); }
 
 LoaderState Loader::state() const { return core().cursor; }
 

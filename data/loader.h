@@ -129,6 +129,10 @@ public:
     const LoaderOptions& options() const;
     const Dataset& dataset() const;
 
+    /// Seconds that next() and all loops, passes included, have waited for a batch since the loader was made: for workers,
+    /// or, without any, for the items themselves. A training whose input is fast enough waits for next to nothing.
+    double waiting_seconds() const;
+
     LoaderState state() const;
     /// Goes on where `state` was taken, with its seed; the next loop reads the rest of that epoch. Loops that run
     /// already read on as they would have, but no longer move state(). Throws Error when the state belongs to a dataset
