@@ -106,6 +106,7 @@ public:
     std::unique_ptr<CapturedWork> capture(std::function<void()> work) override;
     std::string describe() const override;
     void synchronize() override;
+    std::unique_ptr<const Moment> mark_moment() override;
     void copy(const Tensor& from, Tensor& to) override { cuda::copy(*this, from, to); }
     void fill(Tensor& to, const Scalar& value) override { cuda::fill(*this, to, value); }
     void unary(UnaryOp op, const Tensor& x, Tensor& y) override { cuda::unary(*this, op, x, y); }

@@ -184,6 +184,24 @@ TEST_CASE("cuda update: a bad element skips the update and is told with its numb
     spoils(labels, -3, "label -3 at position 2");
 }
 
+TEST_CASE("cuda update: moments between its parts are marked and read without a wait of their own") {
+    if (!has_cuda_device()) return;
+    const Device device = Device::cuda();
+    const Tensor x = ones({64, 64}, {DType::f32, device});
+    synchronize(device);
+    const Waits waits;
+    const auto start = backend(device).mark_moment();
+    const Tensor y = matmul(x, x);
+    const auto end = backend(device).mark_moment();
+    waits.check(0);
+    CHECK(y[0][0].item() == 64.0);
+    waits.check(1);
+    CHECK(end->seconds_since(*start) > 0.0);
+    CHECK(end->seconds_since(*start) < 100.0);
+    CHECK_THROWS_AS(end->seconds_since(*backend(Device::cpu()).mark_moment()), Error);
+    waits.check(1);
+}
+
 TEST_CASE("cuda faults: nothing waits for the elements, and the first bad one is told") {
     if (!has_cuda_device()) return;
     const Device device = Device::cuda();
