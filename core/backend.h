@@ -56,8 +56,6 @@ public:
     virtual std::string describe() const = 0;
     /// Waits until everything that was started has ended; throws the Error of what failed.
     virtual void synchronize() {}
-    /// Marks a moment in the compute stream and goes on. Unless overridden it is now, by the host's clock.
-    virtual std::unique_ptr<const Moment> mark_moment();
 
     // ---- copy ----
     /// Same shape, any strides on both sides, any two dtypes (floating to integer cuts towards zero, to bool is != 0).

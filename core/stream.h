@@ -24,16 +24,6 @@ public:
     /// Lets this stream of `device` wait for it: what is put into the stream from now on begins after it. The host goes on.
     virtual void block(Device device, StreamKind stream) const = 0;
 };
-/// A moment in a stream of a device: it comes when everything that was put into the stream before has ended.
-class Moment {
-public:
-    virtual ~Moment() = default;
-
-    /// Seconds from `earlier`, a moment of the same device, to this one, by the device's clock. Waits for nothing: both
-    /// must have come, so ask when the host has waited for the device. Throws Error otherwise.
-    virtual double seconds_since(const Moment& earlier) const = 0;
-};
-
 using PendingWorks = std::vector<std::shared_ptr<const PendingWork>>;
 
 }  // namespace potluck

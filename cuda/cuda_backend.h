@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "core/backend.h"
+#include "core/moment.h"
 #include "cuda/device_options.h"
 #include "cuda/faults.h"
 #include "cuda/kernel_device.h"
@@ -86,7 +87,10 @@ void largest_magnitude(KernelDevice& device, std::span<const Tensor> tensors, Te
 void decide_update(KernelDevice& device, Tensor& control);
 }  // namespace cuda
 
-class CudaBackend final : public Backend, public cuda::KernelDevice, public cuda::HasOptions {
+class CudaBackend final : public Backend,
+                          public HasClock,
+                          public cuda::KernelDevice,
+                          public cuda::HasOptions {
 public:
     /// Opens device `index`. Its stream, memory pool and library handles are made at their first use.
     explicit CudaBackend(int index);

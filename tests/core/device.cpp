@@ -2,7 +2,6 @@
 
 #include <doctest/doctest.h>
 
-#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -77,17 +76,4 @@ TEST_CASE("parallel_for: fixed pieces, each once; an exception reaches the calle
     }
     const cpu::Team team(2);
     cpu::parallel_for(0, 64, [](std::int64_t, std::int64_t) { FAIL("called for nothing"); });
-}
-
-TEST_CASE("device: between two moments lies the time that passed, and none of another device") {
-    const auto first = backend(Device::cpu()).mark_moment();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    const auto second = backend(Device::cpu()).mark_moment();
-    CHECK(second->seconds_since(*first) >= 0.02);
-    CHECK(second->seconds_since(*first) < 10.0);
-    CHECK(first->seconds_since(*first) == 0.0);
-    struct Elsewhere : Moment {
-        double seconds_since(const Moment&) const override { return 0.0; }
-    };
-    CHECK_THROWS_AS(second->seconds_since(Elsewhere()), Error);
 }
