@@ -53,5 +53,7 @@
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
 #include "nn/train/one_device.h"
+#include "nn/train/phase.h"
+#include "nn/train/report.h"
 #include "nn/train/run_folder.h"
 #include "nn/train/trainer.h"

@@ -119,10 +119,11 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
     SavedBuffers buffers(module_);
     try {
         set_gradient_buffers();
+        PhaseTimer timer(module_.parameters().front().device());
         std::vector<Tensor> losses;
-        const std::int64_t targets = add_gradients(micro_batches, request, losses);
+        const std::int64_t targets = add_gradients(micro_batches, request, timer, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
-        if (targets > 0) result = step(request, targets, losses);
+        if (targets > 0) result = step(request, targets, losses, timer);
         if (result.outcome != UpdateResult::Outcome::applied) buffers.restore();
         drop_gradients();
         return result;
@@ -136,7 +137,8 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
 /// Adds up the gradient of the sum of all losses. Returns how many targets count, and in `losses` the sum over those of
 /// each micro-batch. One without any is left out: its mean would be 0 / 0.
 std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
-                                      const UpdateRequest& request, std::vector<Tensor>& losses) {
+                                      const UpdateRequest& request, PhaseTimer& timer,
+                                      std::vector<Tensor>& losses) {
     const Device device = module_.parameters().front().device();
     const RandomUpdateScope random_update(request.number);
     std::int64_t targets = 0, items = 0;  // so far
@@ -147,8 +149,12 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
         const std::int64_t count = count_targets(batch);
         if (count == 0) continue;
         const RandomItemsScope random_items(first, batch.inputs.size(0));
-        const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), count);
+        timer.begin(Phase::copy);
+        const Tensor inputs = on(device, batch.inputs), targets_there = on(device, batch.targets);
+        timer.begin(Phase::forward);
+        const LossSum loss = loss_(inputs, targets_there, count);
         if (!std::exchange(looked_for_forgotten_, true)) warn_of_forgotten_leaves(loss.sum, module_);
+        timer.begin(Phase::backward);
         backward(loss.sum);
         targets += loss.count;
         losses.push_back(loss.sum.detach());
@@ -157,7 +163,8 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
 }
 
 UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
-                             std::span<const Tensor> losses) {
+                             std::span<const Tensor> losses, PhaseTimer& timer) {
+    timer.begin(Phase::optimizer);
     UpdateControl& numbers = control();
     numbers.write({.learning_rate = request.learning_rate,
                    .targets = static_cast<double>(targets),
@@ -168,7 +175,8 @@ UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
     UpdateNumbers came;
     try {
         optimizer_.step(numbers);
-        came = numbers.read();
+        timer.end();
+        came = numbers.read();  // the one wait
     } catch (
         ...) {  // the step was refused, or a bad element was met: the control has counted what did not happen
         optimizer_.finish_step(false);
@@ -178,7 +186,8 @@ UpdateResult OneDevice::step(const UpdateRequest& request, std::int64_t targets,
     optimizer_.finish_step(came.skip == 0.0);
     UpdateResult result{.loss = came.loss_sum / static_cast<double>(targets),
                         .gradient_norm = came.gradient_norm,
-                        .targets = targets};
+                        .targets = targets,
+                        .time = timer.seconds()};
     if (came.skip != 0.0) {
         result.outcome = UpdateResult::Outcome::not_finite;
         result.culprit = first_non_finite_gradient(module_);

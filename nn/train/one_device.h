@@ -10,6 +10,7 @@
 #include "nn/optim/optimizer.h"
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
+#include "nn/train/phase.h"
 
 namespace potluck {
 
@@ -39,8 +40,9 @@ private:
     UpdateControl& control();
     void set_gradient_buffers();
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
-                               std::vector<Tensor>& losses);
-    UpdateResult step(const UpdateRequest& request, std::int64_t targets, std::span<const Tensor> losses);
+                               PhaseTimer& timer, std::vector<Tensor>& losses);
+    UpdateResult step(const UpdateRequest& request, std::int64_t targets, std::span<const Tensor> losses,
+                      PhaseTimer& timer);
     void drop_gradients();
 
     nn::Module& module_;
