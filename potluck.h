@@ -64,6 +64,8 @@
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
 #include "nn/train/one_device.h"
+#include "nn/train/phase.h"
 #include "nn/train/precision.h"
+#include "nn/train/report.h"
 #include "nn/train/run_folder.h"
 #include "nn/train/trainer.h"

@@ -71,7 +71,7 @@ void* MemoryBook::allocate(std::int64_t bytes, const char* op, bool pinned) {
     count(op, bytes);
     live_blocks_ += block;
     high_water_ = std::max(high_water_, live_blocks_);
-    if (current_ > peak_) {
+    if (current_ > peak_ && peak_pauses_ == 0) {
         peak_ = current_;
         at_peak_ = true;
     }
@@ -81,14 +81,7 @@ void* MemoryBook::allocate(std::int64_t bytes, const char* op, bool pinned) {
 void MemoryBook::free(void* data, std::int64_t bytes, const char* op, bool pinned,
                       PendingWorks uses) noexcept {
     const std::lock_guard lock(mutex_);
-    if (at_peak_) {
-        try {
-            peak_held_ = held_;
-        } catch (...) {  // no memory for a statistic: it stays empty
-            peak_held_.clear();
-        }
-        at_peak_ = false;
-    }
+    keep_peak_holdings();
     count(op, -bytes);
     put_away_waiting(false);
 
@@ -103,6 +96,26 @@ void MemoryBook::free(void* data, std::int64_t bytes, const char* op, bool pinne
         waiting_.back().uses = std::move(uses);
     } catch (...) {  // no memory for the list: the block is lost, which is better than used twice
     }
+}
+
+void MemoryBook::keep_peak_holdings() noexcept {
+    if (!std::exchange(at_peak_, false)) return;
+    try {
+        peak_held_ = held_;
+    } catch (...) {  // no memory for a statistic: it stays empty
+        peak_held_.clear();
+    }
+}
+
+void MemoryBook::pause_peak() {
+    const std::lock_guard lock(mutex_);
+    keep_peak_holdings();
+    ++peak_pauses_;
+}
+
+void MemoryBook::resume_peak() noexcept {
+    const std::lock_guard lock(mutex_);
+    --peak_pauses_;
 }
 
 void MemoryBook::put_away(void* data, std::int64_t block, bool pinned) noexcept {
@@ -195,6 +208,7 @@ void MemoryBook::reset_peak() {
     const std::lock_guard lock(mutex_);
     peak_ = current_;
     at_peak_ = true;
+    if (peak_pauses_ > 0) keep_peak_holdings();
 }
 
 void MemoryBook::set_cap(std::int64_t bytes, const char* op) {
@@ -232,6 +246,10 @@ void MemoryBook::throw_out_of_memory(std::int64_t bytes, const char* op, bool by
 MemoryStatistics memory_statistics(Device device) { return device_entry(device).memory.statistics(); }
 
 void reset_peak_memory(Device device) { device_entry(device).memory.reset_peak(); }
+
+PausedPeak::PausedPeak(Device device) : device_(device) { device_entry(device).memory.pause_peak(); }
+
+PausedPeak::~PausedPeak() { device_entry(device_).memory.resume_peak(); }
 
 void set_memory_cap(std::int64_t bytes, Device device) { device_entry(device).memory.set_cap(bytes); }
 

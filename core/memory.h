@@ -21,6 +21,18 @@ struct MemoryStatistics {
 
 MemoryStatistics memory_statistics(Device device = Device::cpu());
 void reset_peak_memory(Device device = Device::cpu());
+/// While it lives, what tensors hold on `device`, those of other threads included, does not raise its peak: for what a
+/// program measures and does not need.
+class PausedPeak {
+public:
+    explicit PausedPeak(Device device = Device::cpu());
+    ~PausedPeak();
+    PausedPeak(const PausedPeak&) = delete;
+    PausedPeak& operator=(const PausedPeak&) = delete;
+
+private:
+    Device device_;
+};
 /// Sets a limit on the bytes that live tensors may hold on `device`; 0 takes it away. An allocation past it throws
 /// OutOfMemory and leaves everything as it was.
 void set_memory_cap(std::int64_t bytes, Device device = Device::cpu());

@@ -32,6 +32,9 @@ public:
 
     MemoryStatistics statistics() const;
     void reset_peak();
+    /// Between the two the peak stays as it is. Calls nest.
+    void pause_peak();
+    void resume_peak() noexcept;
     /// Throws Error(op, ...) when it is negative.
     void set_cap(std::int64_t bytes, const char* op = "set_memory_cap");
     void release_cached();
@@ -48,6 +51,7 @@ private:
     };
 
     void count(const char* op, std::int64_t bytes);
+    void keep_peak_holdings() noexcept;
     void* take_cached(std::int64_t block, bool pinned);
     void* take_fresh(std::int64_t block, bool pinned);
     /// Keeps a block that nobody uses any more, or gives it back.
@@ -71,6 +75,7 @@ private:
     std::vector<Holding> held_;       // ops are told apart by the address of their name
     std::vector<Holding> peak_held_;  // a copy of held_ at the peak ...
     bool at_peak_ = true;             // ... taken when the first block is freed after it
+    int peak_pauses_ = 0;
     std::int64_t cached_ = 0;
     std::array<Cache, 2> cache_;  // plain, pinned
     std::vector<Waiting> waiting_;

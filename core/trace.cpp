@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -19,11 +20,18 @@ struct Event {
     std::int64_t start_ns, end_ns;
 };
 
+struct Count {
+    std::string name;
+    std::int64_t time_ns;
+    double value;
+};
+
 struct Recording {
     std::mutex mutex;
     std::atomic<bool> running{false};
     std::int64_t start_ns = 0;
     std::vector<Event> events;
+    std::vector<Count> counts;
 };
 
 Recording& recording() {
@@ -38,6 +46,10 @@ int thread_number() {
     return number;
 }
 
+std::string quoted(const std::string& text) {
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 void start_trace() {
@@ -46,6 +58,7 @@ void start_trace() {
     if (all.running)
         throw Error("start_trace", "a trace is being recorded already. End it with write_trace() first.");
     all.events.clear();
+    all.counts.clear();
     all.start_ns = trace::now_ns();
     all.running = true;
 }
@@ -56,19 +69,25 @@ void write_trace(const std::string& path) {
     if (!all.running) throw Error("write_trace", "no trace is being recorded. Begin one with start_trace().");
     const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000.0; };
     std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+    const char* before = "";
     for (const Event& event : all.events) {
-        const auto name =
-            nlohmann::json(event.name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-        text += fmt::format(R"({{"name": {}, "ph": "X", "pid": 1, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}})",
-                            name, event.thread, microseconds(event.start_ns - all.start_ns),
-                            microseconds(event.end_ns - event.start_ns));
-        text += &event == &all.events.back() ? "\n" : ",\n";
+        text +=
+            fmt::format(R"({}{{"name": {}, "ph": "X", "pid": 1, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}})",
+                        before, quoted(event.name), event.thread, microseconds(event.start_ns - all.start_ns),
+                        microseconds(event.end_ns - event.start_ns));
+        before = ",\n";
     }
-    text += "]}\n";
+    for (const Count& count : all.counts) {
+        text +=
+            fmt::format(R"({}{{"name": {}, "ph": "C", "pid": 1, "ts": {:.3f}, "args": {{"value": {}}}}})",
+                        before, quoted(count.name), microseconds(count.time_ns - all.start_ns), count.value);
+        before = ",\n";
+    }
+    text += "\n]}\n";
     write_file_atomically(path, text);  // when it fails the recording goes on, and nothing is lost
     all.running = false;
-    all.events.clear();
-    all.events.shrink_to_fit();
+    all.events = {};
+    all.counts = {};
 }
 
 bool is_tracing() noexcept { return recording().running.load(std::memory_order_relaxed); }
@@ -81,6 +100,12 @@ void record(const char* name, std::int64_t start_ns, std::int64_t end_ns) {
     const std::lock_guard lock(all.mutex);
     if (!all.running || start_ns < all.start_ns) return;  // began before this recording
     all.events.push_back({name, thread, start_ns, end_ns});
+}
+
+void count(const char* name, double value) {
+    Recording& all = recording();
+    const std::lock_guard lock(all.mutex);
+    if (all.running && std::isfinite(value)) all.counts.push_back({name, now_ns(), value});
 }
 
 std::int64_t now_ns() noexcept {

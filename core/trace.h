@@ -15,6 +15,9 @@ bool is_tracing() noexcept;
 namespace trace {
 /// One finished event; `name` is copied. Used by OpScope and by anyone who has a span of time to show.
 void record(const char* name, std::int64_t start_ns, std::int64_t end_ns);
+/// The value of something that changes, such as "tokens/s", from now on: a curve above the events. `name` is copied; values
+/// that are not finite are left out.
+void count(const char* name, double value);
 /// Nanoseconds of the steady clock.
 std::int64_t now_ns() noexcept;
 }  // namespace trace

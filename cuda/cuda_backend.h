@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "core/backend.h"
+#include "core/moment.h"
 #include "cuda/device_options.h"
 #include "cuda/faults.h"
 #include "cuda/kernel_device.h"
@@ -88,7 +89,10 @@ void largest_magnitude(KernelDevice& device, std::span<const Tensor> tensors, Te
 void decide_update(KernelDevice& device, Tensor& control);
 }  // namespace cuda
 
-class CudaBackend final : public Backend, public cuda::KernelDevice, public cuda::HasOptions {
+class CudaBackend final : public Backend,
+                          public HasClock,
+                          public cuda::KernelDevice,
+                          public cuda::HasOptions {
 public:
     /// Opens device `index`. Its stream, memory pool and library handles are made at their first use.
     explicit CudaBackend(int index);
@@ -108,6 +112,7 @@ public:
     std::unique_ptr<CapturedWork> capture(std::function<void()> work) override;
     std::string describe() const override;
     void synchronize() override;
+    std::unique_ptr<const Moment> mark_moment() override;
     void copy(const Tensor& from, Tensor& to) override { cuda::copy(*this, from, to); }
     void fill(Tensor& to, const Scalar& value) override { cuda::fill(*this, to, value); }
     void unary(UnaryOp op, const Tensor& x, Tensor& y) override { cuda::unary(*this, op, x, y); }

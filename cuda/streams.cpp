@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/format.h"
+#include "core/op_scope.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/resources.h"
 
@@ -27,6 +28,21 @@ public:
 
 private:
     cuda::Event end_;
+};
+
+class StreamMoment final : public Moment {
+public:
+    explicit StreamMoment(cudaStream_t queue) { event_.record(queue); }
+
+    double seconds_since(const Moment& earlier) const override {
+        const auto* start = dynamic_cast<const StreamMoment*>(&earlier);
+        if (start == nullptr)
+            throw Error(OpScope::current(), "the two moments are of different devices. Take both on one.");
+        return 1e-3 * event_.elapsed_ms(start->event_);
+    }
+
+private:
+    cuda::Event event_{/*timing=*/true};
 };
 
 std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw_data()); }
@@ -56,6 +72,10 @@ void CudaBackend::follow_compute(cudaStream_t queue) {
 std::shared_ptr<const PendingWork> CudaBackend::mark(cudaStream_t queue) {
     check(cudaSetDevice(index_), "cudaSetDevice");  // an event belongs to the current device
     return std::make_shared<MarkedWork>(queue);
+}
+
+std::unique_ptr<const Moment> CudaBackend::mark_moment() {
+    return std::make_unique<StreamMoment>(stream(StreamKind::compute));
 }
 
 bool CudaBackend::reaches(CudaBackend& other) {

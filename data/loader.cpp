@@ -6,6 +6,7 @@
 
 #include "core/backend.h"
 #include "core/format.h"
+#include "core/trace.h"
 #include "data/fetcher.h"
 
 namespace potluck::data {
@@ -104,7 +105,10 @@ struct Loader::Core {
     /// The next batch of a fetcher, and what that does to the cursor.
     Batch receive(Fetcher& fetcher, bool moves_cursor) {
         const AddedSeconds waiting(waiting_seconds);
+        const std::int64_t start = trace::now_ns();
         Batch batch = fetcher.receive(options.share);
+        const std::int64_t end = trace::now_ns();
+        if (is_tracing()) trace::record("data", start, end);
         if (moves_cursor) {
             cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.reading().epoch;
             cursor.item = fetcher.is_done() ? 0 : fetcher.position();

@@ -137,6 +137,10 @@ public:
     const LoaderOptions& options() const;
     const Dataset& dataset() const;
 
+    /// Seconds that next() and all loops, passes included, have waited for a batch since the loader was made: for workers,
+    /// or, without any, for the items themselves. A training whose input is fast enough waits for next to nothing.
+    double waiting_seconds() const;
+
     LoaderState state() const;
     /// Goes on where `state` was taken, with its seed; the next loop reads the rest of that epoch. Loops that run
     /// already read on as they would have, but no longer move state(). Throws Error when the state belongs to a dataset
@@ -144,9 +148,6 @@ public:
     void set_state(const LoaderState& state);
     /// Throws the Error that set_state() would, and changes nothing.
     void check_state(const LoaderState& state) const;
-
-    /// Seconds that loops, passes and next() were kept waiting for batches since the loader was made. It only grows.
-    double waiting_seconds() const;
 
     /// What is read of every global batch from the next one on, in running loops too; none: all of it. What workers have
     /// fetched ahead is fetched again. Throws Error for a share outside of the batch.

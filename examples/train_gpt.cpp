@@ -192,6 +192,9 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
     options.validate_every = validation ? settings.validate_every : 0;
     options.log_every = settings.log_every;
     options.flops_per_token = model.flops_per_token(settings.context);
+    for_each_setting(settings, [&](const char* name, const auto& value) {
+        options.settings.emplace_back("--" + std::string(name), json(value).dump());
+    });
     options.should_stop = [] { return stop_requested.load(); };
     options.on_step = [&](const StepMetrics& metrics) {
         if (first_loss == 0.0) first_loss = metrics.loss;
@@ -212,8 +215,10 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
         fmt::print("loss {:.3f} at first, {:.3f} at the end", first_loss,
                    summary.final_train_loss.value_or(0.0));
     if (summary.final_val_loss) fmt::print(", {:.3f} on text it has never seen", *summary.final_val_loss);
-    fmt::print("\n{:.0f} tokens/s, at most {} MB of memory, all of it in {}\n", summary.tokens_per_second,
-               summary.peak_memory_bytes / 1'000'000, settings.run_folder);
+    fmt::print("\n{:.0f} tokens/s, at most {} MB of memory\n", summary.tokens_per_second,
+               summary.peak_memory_bytes / 1'000'000);
+    fmt::print("All of it is in {}; open {}/report.html in a browser.\n", settings.run_folder,
+               settings.run_folder);
     return true;
 }
 

@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
+#include "nn/train/phase.h"
 
 namespace potluck {
 
@@ -33,6 +34,7 @@ struct UpdateResult {
     std::int64_t targets = 0;    // that count, of the global batch
     std::string culprit =
         {};  // not_finite: the first parameter whose gradient is not; empty when it is the loss alone
+    PhaseSeconds time = {};  // copy, forward, backward, optimizer: by the clock of the device, see PhaseTimer
 };
 
 /// How the gradients of one global batch come about and reach the parameters, and what several devices must agree on. The

@@ -144,13 +144,15 @@ public:
     }
 
     /// The same with the gradients of `loss_scale` times the sum.
-    Tensor add_gradients(double loss_scale) {
+    Tensor add_gradients(double loss_scale, PhaseTimer& timer) {
+        timer.begin(Phase::forward);
         {
             const NoGrad guard;
             forward(/*keep=*/true);
         }
         const Tensor sum = zeros({1}, {DType::f64, device_});
         outside().collect_gradients();
+        timer.begin(Phase::backward);
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             const RandomItemsScope items = items_of(m);
             shelf_.prefetch(place(layers_, m + 1));
@@ -183,6 +185,7 @@ public:
         }
         outside().leave();
         for (Residence& stage : stages_) stage.settle();
+        timer.end();
         return sum;
     }
 
@@ -287,13 +290,16 @@ UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batc
         if (targets > 0) {
             const double loss_scale = step_.begin();
             Tensor sum;
+            PhaseTimer pass_timer(device());
             {
                 const Autocast precision(dtype_of(options_.precision));
-                sum = Pass(*this, batches).add_gradients(loss_scale);
+                sum = Pass(*this, batches).add_gradients(loss_scale, pass_timer);
             }
             const Device home = parameters.front().device();
             const Tensor losses[] = {sum.to(home)};
-            result = step_.finish(request, home, targets, losses);
+            PhaseTimer step_timer(home);
+            result = step_.finish(request, home, targets, losses, step_timer);
+            result.time += pass_timer.seconds();
         }
         if (result.outcome != UpdateResult::Outcome::applied) set_generator_states(generators);
         optimizer_.zero_grad();

@@ -73,10 +73,11 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
     StateBefore before(module_, parameters, buffer_copies_);
     try {
         set_gradient_buffers(parameters);
+        PhaseTimer timer(device);
         std::vector<Tensor> losses;
-        const std::int64_t targets = add_gradients(micro_batches, request, device, losses);
+        const std::int64_t targets = add_gradients(micro_batches, request, device, timer, losses);
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
-        if (targets > 0) result = step_.finish(request, device, targets, losses);
+        if (targets > 0) result = step_.finish(request, device, targets, losses, timer);
         if (result.outcome != UpdateResult::Outcome::applied) before.restore();
         optimizer_.zero_grad();
         for (Tensor parameter : parameters)
@@ -93,7 +94,7 @@ UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const
 /// Adds up the gradient of the sum of all losses. Returns how many targets count, and in `losses` the sum over those of
 /// each micro-batch.
 std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches,
-                                      const UpdateRequest& request, Device device,
+                                      const UpdateRequest& request, Device device, PhaseTimer& timer,
                                       std::vector<Tensor>& losses) {
     const RandomUpdateScope random_update(request.number);
     const Autocast precision(compute_dtype_);
@@ -101,8 +102,12 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
     std::int64_t targets = 0;
     for (const MicroBatch& batch : counted_micro_batches(micro_batches)) {
         const RandomItemsScope random_items(batch.first_item, batch.inputs.size(0));
-        const LossSum loss = loss_(on(device, batch.inputs), on(device, batch.targets), batch.counted);
+        timer.begin(Phase::copy);
+        const Tensor inputs = on(device, batch.inputs), there = on(device, batch.targets);
+        timer.begin(Phase::forward);
+        const LossSum loss = loss_(inputs, there, batch.counted);
         if (!std::exchange(looked_for_forgotten_, true)) warn_of_forgotten_leaves(loss.sum, module_);
+        timer.begin(Phase::backward);
         backward(loss.sum, {.gradient = scaled_gradient(loss.sum, loss_scale)});
         targets += loss.count;
         losses.push_back(loss.sum.detach());

@@ -11,6 +11,7 @@
 #include "nn/train/execution.h"
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
+#include "nn/train/phase.h"
 #include "nn/train/precision.h"
 #include "nn/train/state_before.h"
 #include "nn/train/update_step.h"
@@ -49,7 +50,7 @@ public:
 private:
     void set_gradient_buffers(std::span<const Tensor> parameters);
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
-                               Device device, std::vector<Tensor>& losses);
+                               Device device, PhaseTimer& timer, std::vector<Tensor>& losses);
 
     nn::Module& module_;
     optim::Optimizer& optimizer_;

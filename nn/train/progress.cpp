@@ -1,14 +1,26 @@
 #include "nn/train/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 
 #include "core/format.h"
 
 namespace potluck {
+namespace {
+
+/// How long a line may be that does not wrap; 0 when nobody knows.
+std::size_t terminal_columns() {
+    winsize size = {};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 0;
+    return size.ws_col - 1U;
+}
+
+}  // namespace
 
 Progress::Progress(std::int64_t total_steps, std::int64_t log_every, bool quiet)
     : total_steps_(total_steps),
@@ -29,16 +41,10 @@ void Progress::show(const StepMetrics& metrics, const char* unit) {
         return;
     }
     last_ = now;
-    std::string line = total_steps_ > 0 ? fmt::format("step {}/{}", metrics.step, total_steps_)
-                                        : fmt::format("step {}", metrics.step);
-    line += fmt::format("  loss {:.4f}", metrics.loss);
-    if (metrics.validation_loss) line += fmt::format("  validation {:.4f}", *metrics.validation_loss);
-    line += fmt::format("  {} {}/s  {}", readable_number(metrics.tokens_per_second), unit,
-                        readable_bytes(metrics.memory_bytes));
-    if (total_steps_ > 0) {
-        const auto left = static_cast<double>(total_steps_ - metrics.step);
-        line += fmt::format("  {} left", clock_time(left * seconds_per_step_));
-    }
+    std::optional<double> left;
+    if (total_steps_ > 0) left = static_cast<double>(total_steps_ - metrics.step) * seconds_per_step_;
+    const std::string line =
+        progress_line(metrics, unit, total_steps_, left, terminal_ ? terminal_columns() : 0);
     if (!terminal_) {
         fmt::print("{}\n", line);
     } else {
@@ -65,6 +71,29 @@ void Progress::warn(const std::string& text) {
 void Progress::end_line() {
     if (shown_ > 0) std::fputs("\n", stdout);
     shown_ = 0;
+}
+
+std::string progress_line(const StepMetrics& metrics, const char* unit, std::int64_t total_steps,
+                          std::optional<double> seconds_left, std::size_t columns) {
+    enum Part : std::uint8_t { step, loss, validation, speed, mfu, data, memory, left };
+    std::array<std::string, 8> parts;
+    parts[step] = total_steps > 0 ? fmt::format("step {}/{}", metrics.step, total_steps)
+                                  : fmt::format("step {}", metrics.step);
+    parts[loss] = fmt::format("  loss {:.4f}", metrics.loss);
+    if (metrics.validation_loss)
+        parts[validation] = fmt::format("  validation {:.4f}", *metrics.validation_loss);
+    parts[speed] = fmt::format("  {} {}/s", readable_number(metrics.tokens_per_second), unit);
+    if (metrics.mfu) parts[mfu] = fmt::format("  mfu {:.1f} %", 100.0 * *metrics.mfu);
+    if (metrics.time.total() > 0.0)
+        parts[data] = fmt::format("  data {:.0f} %", 100.0 * metrics.time.share(Phase::data));
+    parts[memory] = "  " + readable_bytes(metrics.memory_bytes);
+    if (seconds_left) parts[left] = fmt::format("  {} left", clock_time(*seconds_left));
+    const auto line = [&] { return fmt::format("{}", fmt::join(parts, "")); };
+    for (const Part part : {memory, data, mfu, left, validation}) {
+        if (columns == 0 || line().size() <= columns) break;
+        parts[part].clear();
+    }
+    return line();
 }
 
 std::string clock_time(double seconds) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "nn/train/run_folder.h"
@@ -9,7 +10,8 @@
 namespace potluck {
 
 /// Shows how a run is doing: on a terminal one line that is rewritten in place, elsewhere a plain line every
-/// `log_every` steps. Writes to standard output.
+/// `log_every` steps. Writes to standard output. On a narrow terminal the line leaves out what matters less, so that it
+/// stays one line.
 class Progress {
 public:
     /// `total_steps` 0: not known, so no time left is shown. `quiet`: nothing is shown at all.
@@ -35,6 +37,11 @@ private:
     std::chrono::steady_clock::time_point last_ = {};
 };
 
+/// The line of a step: `unit` is what metrics.tokens counts, `seconds_left` none when that is not known. With more than
+/// `columns` characters, leaves out memory, the share of waiting for data, mfu, the time left and the validation, in this
+/// order, until it fits; 0: never.
+std::string progress_line(const StepMetrics& metrics, const char* unit, std::int64_t total_steps,
+                          std::optional<double> seconds_left, std::size_t columns);
 /// "1:02:03", "4:05" of seconds.
 std::string clock_time(double seconds);
 /// "212 MB", "1.9 GB" of bytes.

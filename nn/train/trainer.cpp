@@ -1,31 +1,17 @@
 #include "nn/train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
-#include "autograd/grad_mode.h"
-#include "autograd/ops/elementwise.h"
-#include "autograd/ops/matmul.h"
-#include "autograd/ops/reduce.h"
-#include "autograd/tape.h"
-#include "core/factories.h"
 #include "core/format.h"
-#include "core/memory.h"
 #include "nn/train/checkpoint.h"
-#include "nn/train/matmul_rate.h"
 #include "nn/train/one_device.h"
 #include "nn/train/progress.h"
+#include "nn/train/run_meter.h"
 
 namespace potluck {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Whether the targets are those of texts, (batch, time), and not one a sample.
 bool counts_tokens(const data::Batch& batch) {
@@ -37,16 +23,21 @@ bool counts_tokens(const data::Batch& batch) {
 /// What lives only while fit() runs.
 class Trainer::Run {
 public:
-    explicit Run(const TrainerOptions& options) : progress(options.steps, options.log_every, options.quiet) {
+    explicit Run(const Trainer& trainer)
+        : meter(trainer.module_, trainer.optimizer_, trainer.loader_, trainer.options_.flops_per_token,
+                dtype_of(trainer.options_.precision)),
+          progress(trainer.options_.steps, trainer.options_.log_every, trainer.options_.quiet) {
+        const TrainerOptions& options = trainer.options_;
         if (!options.run_folder.empty()) folder.emplace(options.run_folder, options.resume);
     }
 
+    RunMeter meter;
     Progress progress;
     std::optional<RunFolder> folder;
+    RunHistory history;                                 // of a run with a folder
     std::optional<double> train_loss, validation_loss;  // the last ones
-    std::int64_t tokens = 0;                            // of this process
-    double seconds = 0.0;                               // that these took
-    Clock::time_point started = Clock::now();           // the current update
+    bool resumed = false;                               // and no update was made since
+    std::int64_t validated_step = -1;
     bool said_no_targets = false, said_no_validation = false;
     std::string why_passed_over;        // the last update that was
     bool gradients_overflowed = false;  // since the epoch began
@@ -126,7 +117,7 @@ void Trainer::check_options() const {
 }
 
 TrainingSummary Trainer::fit() {
-    Run run(options_);
+    Run run(*this);
     start(run);
     while (!is_done() && !stopped_) run_epoch(run);
     return finish(run);
@@ -142,7 +133,12 @@ void Trainer::start(Run& run) {
     stopped_ = false;
     module_.train();
     module_.zero_grad();
-    if (!options_.resume) return;
+    if (options_.resume) resume(run);
+    if (run.folder && !is_done()) run.meter.measure_rates();
+    run.meter.start();
+}
+
+void Trainer::resume(Run& run) {
     const ResumedCheckpoint resumed =
         load_latest_checkpoint(run.folder->checkpoints(), module_, optimizer_,
                                [&](const TrainingState& state) { loader_.check_state(state.loader); });
@@ -153,7 +149,9 @@ void Trainer::start(Run& run) {
     step_ = run.saved_step = state.step;
     epochs_ = state.epochs;
     run.checkpoint = resumed.path;
-    if (const std::optional<StepMetrics> last = run.folder->rewind(step_)) {
+    run.resumed = true;
+    const auto kept = [&](const StepMetrics& metrics) { run.history.add(metrics); };
+    if (const std::optional<StepMetrics> last = run.folder->rewind(step_, kept)) {
         run.train_loss = last->loss;
         run.validation_loss = last->validation_loss;
     }
@@ -182,10 +180,12 @@ void Trainer::run_epoch(Run& run) {
 }
 
 void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch) {
+    run.meter.end_waiting();
     StepMetrics metrics;
     metrics.learning_rate = options_.schedule ? options_.schedule(step_) : optimizer_.learning_rate();
     const UpdateResult result =
         execution_->update(micro_batches, {step_, metrics.learning_rate, options_.clip});
+    run.meter.time() += result.time;
     const std::int64_t epoch = epochs_;
     if (ends_epoch) ++epochs_;
     if (is_applied(run, result)) {
@@ -195,23 +195,27 @@ void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool 
         metrics.loss = result.loss;
         metrics.gradient_norm = result.gradient_norm;
         metrics.tokens = result.targets;
-        metrics.seconds = seconds_since(run.started);
-        metrics.tokens_per_second = static_cast<double>(result.targets) / metrics.seconds;
-        metrics.memory_bytes = memory_statistics(device()).peak;
-        run.tokens += metrics.tokens;
-        run.seconds += metrics.seconds;
+        metrics.resumed = std::exchange(run.resumed, false);
+        run.meter.measure(metrics, micro_batches);
         run.train_loss = metrics.loss;
         if (options_.validate_every > 0 && step_ % options_.validate_every == 0) {
             metrics.validated = true;
             metrics.validation_loss = validate(run);
         }
-        if (run.folder) run.folder->append(metrics);
+        run.meter.close(metrics);
+        if (run.folder) {
+            run.folder->append(metrics);
+            run.history.add(metrics);
+        }
         run.progress.show(metrics, counts_tokens(micro_batches.front()) ? "tokens" : "samples");
         if (options_.on_step) options_.on_step(metrics);
-        if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) save_state(run);
+        if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) {
+            save_state(run);
+            write_report(run, "running", summary_of(run));
+        }
     }
     stopped_ = execution_->any(options_.should_stop && options_.should_stop());
-    run.started = Clock::now();
+    run.meter.end_update();
 }
 
 /// Whether the update took place. Says why when it did not.
@@ -253,6 +257,8 @@ bool Trainer::is_applied(Run& run, const UpdateResult& result) {
 }
 
 std::optional<double> Trainer::validate(Run& run) {
+    const PhaseScope validating(run.meter.time(), Phase::validation);
+    run.validated_step = step_;
     run.validation_loss = execution_->evaluate(*options_.validation).mean();
     if (!run.validation_loss && !std::exchange(run.said_no_validation, true))
         run.progress.warn("no target of the validation batches counts, so there is no validation loss.");
@@ -261,6 +267,7 @@ std::optional<double> Trainer::validate(Run& run) {
 
 void Trainer::save_state(Run& run) {
     if (run.saved_step == step_) return;
+    const PhaseScope saving(run.meter.time(), Phase::saving);
     const TrainingState state{step_, epochs_, loader_.state(), generator_states(module_.parameters()),
                               execution_->loss_scaler_state()};
     run.checkpoint =
@@ -269,35 +276,73 @@ void Trainer::save_state(Run& run) {
 }
 
 TrainingSummary Trainer::finish(Run& run) {
-    TrainingSummary summary;
-    summary.steps = step_;
-    summary.finished = is_done();
+    const bool finished = is_done();
     if (run.folder) save_state(run);
     if (stopped_ && run.folder)
         run.progress.say(fmt::format("stopped at step {}; saved {}", step_, run.checkpoint));
-    if (options_.validation != nullptr && summary.finished) validate(run);
-    summary.final_train_loss = run.train_loss;
-    summary.final_val_loss = run.validation_loss;
-    summary.peak_memory_bytes = memory_statistics(device()).peak;
-    summary.checkpoint = run.checkpoint;
-    if (run.seconds > 0.0) summary.tokens_per_second = static_cast<double>(run.tokens) / run.seconds;
-    if (run.folder && run.seconds > 0.0) measure_utilisation(summary);
-    if (run.folder) run.folder->write(summary);
+    if (options_.validation != nullptr && finished) {
+        const bool is_new = run.validated_step != step_ && !run.resumed;  // else it has been told
+        validate(run);
+        if (run.folder && is_new && run.validation_loss) {
+            run.folder->append_validation(step_, *run.validation_loss);
+            run.history.add_validation(step_, *run.validation_loss);
+        }
+    }
+    const TrainingSummary summary = summary_of(run);
+    if (!run.folder) return summary;
+    run.folder->write(summary);
+    write_report(run, finished ? "finished" : fmt::format("stopped at step {}", step_), summary,
+                 options_.pictures ? options_.pictures() : std::vector<ReportPicture>());
     return summary;
 }
 
-void Trainer::measure_utilisation(TrainingSummary& summary) const {
-    const bool given = options_.flops_per_token > 0.0;
-    const double flops =
-        given ? options_.flops_per_token : 6.0 * static_cast<double>(module_.parameter_count());
-    const MatmulRate peak = measure_matmul_rate(dtype_of_most_parameters(module_), device());
-    summary.mfu = flops * summary.tokens_per_second / peak.flops_per_second;
-    summary.mfu_formula = fmt::format(
-        "flops_per_token * tokens_per_second / peak: {:.6g} {} * {:.6g} / {:.6g} FLOP/s of a product of two "
-        "{} matrices "
-        "of {} x {}, measured on {} after the run",
-        flops, given ? "as given" : "(6 * parameters)", summary.tokens_per_second, peak.flops_per_second,
-        peak.dtype, peak.size, peak.size, device());
+TrainingSummary Trainer::summary_of(const Run& run) const {
+    TrainingSummary summary;
+    summary.steps = step_;
+    summary.finished = is_done();
+    summary.final_train_loss = run.train_loss;
+    summary.final_val_loss = run.validation_loss;
+    summary.checkpoint = run.checkpoint;
+    run.meter.summarize(summary);
+    return summary;
+}
+
+/// A report that cannot be made or written ends no training.
+void Trainer::write_report(Run& run, const std::string& status, const TrainingSummary& summary,
+                           std::vector<ReportPicture> pictures) const {
+    const PhaseScope saving(run.meter.time(), Phase::saving);
+    try {
+        run.folder->write_report(report_page(run.history, {.title = options_.run_folder,
+                                                           .status = status,
+                                                           .summary = summary,
+                                                           .settings = settings(),
+                                                           .pictures = std::move(pictures)}));
+    } catch (const Error& error) {
+        run.progress.warn(fmt::format("there is no new report: {}", error.what()));
+    }
+}
+
+std::vector<std::pair<std::string, std::string>> Trainer::settings() const {
+    const auto number = [](auto value) { return fmt::format("{}", value); };
+    const auto or_none = [](auto value) { return value == 0 ? std::string("–") : fmt::format("{}", value); };
+    std::vector<std::pair<std::string, std::string>> all = {
+        {"device", fmt::format("{} ({})", name_of(device()), describe(device()))},
+        {"parameters", fmt::format("{} of {}", module_.parameter_count(), dtype_of_most_parameters(module_))},
+        {"steps", or_none(options_.steps)},
+        {"epochs", or_none(options_.epochs)},
+        {"items of the dataset", number(loader_.size())},
+        {"batch", number(loader_.options().batch)},
+        {"micro-batches in an update", number(options_.accumulate)},
+        {"workers of the loader", number(loader_.options().workers)},
+        {"seed of the loader", number(loader_.options().seed)},
+        {"precision", name_of(dtype_of(options_.precision))},
+        {"clip", or_none(options_.clip)},
+        {"learning rate", number(optimizer_.learning_rate())},
+        {"validate every", or_none(options_.validate_every)},
+        {"checkpoint every", or_none(options_.checkpoint_every)}};
+    if (device().is_cpu()) all.insert(all.begin() + 1, {"threads", number(threads(device()))});
+    all.insert(all.end(), options_.settings.begin(), options_.settings.end());
+    return all;
 }
 
 Device Trainer::device() const { return module_.parameters()[0].device(); }

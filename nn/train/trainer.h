@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/options.h"
@@ -18,6 +19,7 @@
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
 #include "nn/train/precision.h"
+#include "nn/train/report.h"
 #include "nn/train/run_folder.h"
 
 namespace potluck {
@@ -32,8 +34,8 @@ struct TrainerOptions {
     optim::Schedule schedule = {};  // learning rate of each update; none: the optimizer's own
 
     std::string run_folder =
-        {};               // metrics.jsonl, summary.json and checkpoints go here; empty: nothing is written
-    bool resume = false;  // go on from the newest checkpoint in run_folder
+        {};  // metrics, summary, report and checkpoints go here, see RunFolder; empty: nothing is written
+    bool resume = false;                // go on from the newest checkpoint in run_folder
     std::int64_t checkpoint_every = 0;  // updates; 0: only at the end
     std::int64_t keep_checkpoints = 2;  // the newest ones; 0: all
 
@@ -44,6 +46,10 @@ struct TrainerOptions {
     std::int64_t log_every = 10;   // updates between lines when the output is no terminal
     bool quiet = false;            // no progress at all
     double flops_per_token = 0.0;  // of forward and backward, for mfu; 0: 6 * parameters
+    /// Names and values that the report of the run shows besides those that the trainer knows.
+    std::vector<std::pair<std::string, std::string>> settings = {};
+    /// Pictures for the report and what the model says of them. Asked at the end of a run with a folder.
+    std::function<std::vector<ReportPicture>()> pictures = {};
 
     /// The loss: a function of (inputs, targets) that returns the mean over the targets that count, or a LossSum; none:
     /// the module's own loss(). See count_targets() for which targets count.
@@ -91,13 +97,17 @@ private:
 
     void check_options() const;
     void start(Run& run);
+    void resume(Run& run);
     void run_epoch(Run& run);
     void update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch);
     bool is_applied(Run& run, const UpdateResult& result);
     std::optional<double> validate(Run& run);
     void save_state(Run& run);
     TrainingSummary finish(Run& run);
-    void measure_utilisation(TrainingSummary& summary) const;
+    TrainingSummary summary_of(const Run& run) const;
+    void write_report(Run& run, const std::string& status, const TrainingSummary& summary,
+                      std::vector<ReportPicture> pictures = {}) const;
+    std::vector<std::pair<std::string, std::string>> settings() const;
 
     bool is_done() const;
     Device device() const;

@@ -23,7 +23,8 @@ UpdateControl& UpdateStep::control(Device device) {
 }
 
 UpdateResult UpdateStep::finish(const UpdateRequest& request, Device device, std::int64_t targets,
-                                std::span<const Tensor> losses) {
+                                std::span<const Tensor> losses, PhaseTimer& timer) {
+    timer.begin(Phase::optimizer);
     UpdateControl& numbers = control(device);
     numbers.write({.learning_rate = request.learning_rate,
                    .targets = static_cast<double>(targets),
@@ -35,7 +36,8 @@ UpdateResult UpdateStep::finish(const UpdateRequest& request, Device device, std
     UpdateNumbers came;
     try {
         optimizer_.step(numbers);
-        came = numbers.read();
+        timer.end();
+        came = numbers.read();  // the one wait
     } catch (
         ...) {  // the step was refused, or a bad element was met: the control has counted what did not happen
         optimizer_.finish_step(false);
@@ -47,7 +49,8 @@ UpdateResult UpdateStep::finish(const UpdateRequest& request, Device device, std
     if (scaler_) scaler_->end_update(applied);
     UpdateResult result{.loss = came.loss_sum / static_cast<double>(targets),
                         .gradient_norm = came.gradient_norm,
-                        .targets = targets};
+                        .targets = targets,
+                        .time = timer.seconds()};
     if (!applied && scaler_) {
         result.outcome = UpdateResult::Outcome::overflow;
     } else if (!applied) {

@@ -11,6 +11,7 @@
 #include "nn/optim/optimizer.h"
 #include "nn/train/execution.h"
 #include "nn/train/loss_scaler.h"
+#include "nn/train/phase.h"
 #include "nn/train/precision.h"
 
 namespace potluck {
@@ -32,9 +33,9 @@ public:
     /// Begins an update. Returns what losses are multiplied by before backward(), 1 without a scaler.
     double begin();
     /// One step of the optimizer by the gradients that are there: those of the sum over `targets` losses, times what begin()
-    /// returned. `losses` are the parts of that sum, on `device`, where the parameters are.
+    /// returned. `losses` are the parts of that sum, on `device`, where the parameters are. Its time is that of `timer`.
     UpdateResult finish(const UpdateRequest& request, Device device, std::int64_t targets,
-                        std::span<const Tensor> losses);
+                        std::span<const Tensor> losses, PhaseTimer& timer);
 
     std::optional<LossScalerState> scaler_state() const;
     void set_scaler_state(const LossScalerState& state);

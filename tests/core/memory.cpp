@@ -231,3 +231,32 @@ TEST_CASE("memory_report: a readable summary") {
     CHECK(text.find("reporter 3.0 MiB") != std::string::npos);
     CHECK_THROWS_AS(memory_report(Device::cuda(99)), Error);
 }
+
+TEST_CASE("memory: what is held while the peak is paused does not raise it") {
+    reset_peak_memory();
+    const Tensor before = bytes_of(2000);
+    const MemoryStatistics at_first = memory_statistics();
+    {
+        const PausedPeak pause;
+        const Tensor large = bytes_of(50'000);
+        {
+            const PausedPeak nested;
+            const Tensor larger = bytes_of(90'000);
+        }
+        const Tensor again = bytes_of(70'000);
+        CHECK(memory_statistics().current == at_first.current + 120'000);
+        CHECK(memory_statistics().peak == at_first.peak);
+    }
+    CHECK(memory_statistics().peak == at_first.peak);
+    CHECK(memory_statistics().peak_by_op == at_first.peak_by_op);
+    const Tensor after = bytes_of(3000);
+    CHECK(memory_statistics().peak == at_first.peak + 3000);
+    CHECK(sum_of(memory_statistics().peak_by_op) == memory_statistics().peak);
+    {
+        const PausedPeak pause;
+        reset_peak_memory();
+        const Tensor large = bytes_of(50'000);
+    }
+    CHECK(memory_statistics().peak == memory_statistics().current);
+    CHECK(sum_of(memory_statistics().peak_by_op) == memory_statistics().peak);
+}

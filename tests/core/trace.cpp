@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -105,4 +106,21 @@ TEST_CASE("trace: many threads at once") {
     std::set<int> threads;
     for (const json& event : file.at("traceEvents")) threads.insert(event.at("tid").get<int>());
     CHECK(threads.size() == 4);
+}
+
+TEST_CASE("trace: counts are curves, also where there is nothing else, and no number that JSON lacks") {
+    const test::TemporaryFolder folder;
+    trace::count("before", 1.0);
+    start_trace();
+    trace::count("tokens/s \"here\"", 1234.5);
+    trace::count("tokens/s \"here\"", std::numeric_limits<double>::infinity());
+    trace::count("tokens/s \"here\"", 0.25);
+    write_trace(folder / "trace.json");
+    const json events = json::parse(test::read_file(folder / "trace.json")).at("traceEvents");
+    REQUIRE(events.size() == 2);
+    CHECK(events[0].at("ph") == "C");
+    CHECK(events[0].at("name") == "tokens/s \"here\"");
+    CHECK(events[0].at("args").at("value") == 1234.5);
+    CHECK(events[1].at("args").at("value") == 0.25);
+    CHECK(events[0].at("ts").get<double>() <= events[1].at("ts").get<double>());
 }

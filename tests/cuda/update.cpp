@@ -11,10 +11,12 @@
 #include "core/backend.h"
 #include "core/capture.h"
 #include "core/factories.h"
+#include "core/moment.h"
 #include "core/update_control.h"
 #include "nn/layers/linear.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"
+#include "nn/train/one_device.h"
 #include "tests/cuda/device.h"
 #include "tests/expect_error.h"
 #if POTLUCK_CUDA_EMULATED
@@ -183,6 +185,51 @@ TEST_CASE("cuda update: a bad element skips the update and is told with its numb
     };
     spoils(ids, 11, "[embedding] id 11 at position 2 is outside 0..10, the 11 rows of the weight.");
     spoils(labels, -3, "label -3 at position 2");
+}
+
+TEST_CASE("cuda update: moments between its parts are marked and read without a wait of their own") {
+    if (!has_cuda_device()) return;
+    const Device device = Device::cuda();
+    const Tensor x = ones({64, 64}, {DType::f32, device});
+    synchronize(device);
+    const Waits waits;
+    const auto start = mark_moment(device);
+    const Tensor y = matmul(x, x);
+    const auto end = mark_moment(device);
+    waits.check(0);
+    CHECK(y[0][0].item() == 64.0);
+    waits.check(1);
+    CHECK(end->seconds_since(*start) > 0.0);
+    CHECK(end->seconds_since(*start) < 100.0);
+    CHECK_THROWS_AS(end->seconds_since(*mark_moment(Device::cpu())), Error);
+    waits.check(1);
+}
+
+TEST_CASE(
+    "cuda update: the execution of one device waits once, and knows by then what the device spent in each "
+    "phase") {
+    if (!has_cuda_device()) return;
+    const Device device = Device::cuda();
+    Net net = net_on(device);
+    optim::AdamW optimizer(net);
+    OneDevice execution(net, optimizer, [&](const Tensor& ids, const Tensor& labels) {
+        return cross_entropy(net(ids), labels);
+    });
+    for (int step = 0; step < 3; ++step) {
+        const data::Batch batch{.inputs = ids_at(step, Device::cpu()),
+                                .targets = labels_at(step, Device::cpu())};
+        const std::vector<data::Batch> micro_batches = {batch, batch};
+        synchronize(device);
+        const Waits waits;
+        const UpdateResult result = execution.update(micro_batches, {.number = step, .learning_rate = 0.01});
+        waits.check(1);
+        CHECK(result.outcome == UpdateResult::Outcome::applied);
+        for (const Phase phase : {Phase::copy, Phase::forward, Phase::backward, Phase::optimizer}) {
+            INFO(name_of(phase));
+            CHECK(result.time[phase] > 0.0);
+            CHECK(result.time[phase] < 100.0);
+        }
+    }
 }
 
 TEST_CASE("cuda faults: nothing waits for the elements, and the first bad one is told") {

@@ -242,3 +242,35 @@ TEST_CASE("loader: a program that leaves its loop early ends well") {
             CHECK(status_of_child("loader: a program that leaves*", workers) == 0);
     }
 }
+
+TEST_CASE("loader: says how long it was waited for, with workers and without, in loops, passes and next()") {
+    const data::FunctionDataset slow(4, [](std::int64_t index, RandomKey) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return data::Example{full({1}, static_cast<double>(index)), {}};
+    });
+    for (int workers : {0, 1}) {
+        data::Loader loader(slow, {.workers = workers});
+        CHECK(loader.waiting_seconds() == 0.0);
+        for (const data::Batch& batch : loader) CHECK(batch.inputs.defined());
+        const double loop = loader.waiting_seconds();
+        CHECK(loop >= 0.015);
+        for (const data::Batch& batch : loader.pass()) CHECK(batch.inputs.defined());
+        const double pass = loader.waiting_seconds();
+        CHECK(pass >= loop + 0.015);
+        CHECK(loader.next().inputs.defined());
+        CHECK(loader.waiting_seconds() >= pass + 0.004);
+        CHECK(loader.waiting_seconds() < 10.0);
+    }
+    // Who comes late finds everything read ahead.
+    const data::FunctionDataset slower(3, [](std::int64_t index, RandomKey) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        return data::Example{full({1}, static_cast<double>(index)), {}};
+    });
+    data::Loader ahead(slower, {.workers = 1, .read_ahead = 4});
+    auto loop = ahead.begin();
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    const double first = ahead.waiting_seconds();
+    ++loop;
+    ++loop;
+    CHECK(ahead.waiting_seconds() - first < 0.1);
+}

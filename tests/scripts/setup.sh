@@ -37,6 +37,7 @@ cmake                   cmake
 # Not every release of a system has these. Without them the checks that need them are skipped.
 optional_needs='
 clang-format-14         clang-format-14
+chromium-headless-shell chromium-headless-shell
 '
 
 # missing_packages NEEDS: prints the packages of everything in NEEDS that is not there, one a line.
