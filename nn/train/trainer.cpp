@@ -1,6 +1,5 @@
 #include "nn/train/trainer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
