@@ -334,7 +334,7 @@ std::vector<std::pair<std::string, std::string>> Trainer::settings() const {
         {"micro-batches in an update", number(options_.accumulate)},
         {"workers of the loader", number(loader_.options().workers)},
         {"seed of the loader", number(loader_.options().seed)},
-        {"precision", name_of(dtype_of(options_.precision))},
+        {"precision", std::string(name_of(dtype_of(options_.precision)))},
         {"clip", or_none(options_.clip)},
         {"learning rate", number(optimizer_.learning_rate())},
         {"validate every", or_none(options_.validate_every)},
