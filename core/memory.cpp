@@ -3,10 +3,13 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "core/cpu/free_memory.h"
 #include "core/device_registry.h"
 #include "core/error.h"
 #include "core/format.h"
 #include "core/memory_book.h"
+#include "core/memory_limit.h"
+#include "core/memory_trace.h"
 #include "core/op_scope.h"
 
 namespace potluck {
@@ -253,6 +256,18 @@ PausedPeak::~PausedPeak() { device_entry(device_).memory.resume_peak(); }
 
 void set_memory_cap(std::int64_t bytes, Device device) { device_entry(device).memory.set_cap(bytes); }
 
+std::int64_t memory_limit(Device device) {
+    const MemoryStatistics now = memory_statistics(device);
+    std::int64_t free = INT64_MAX;
+    if (device.is_cpu())
+        free = free_memory_of_host();
+    else if (auto* knows = dynamic_cast<KnowsFreeMemory*>(&backend(device)))
+        free = knows->free_memory();
+    const std::int64_t ours = now.current + now.cached;
+    const std::int64_t limit = free > INT64_MAX - ours ? INT64_MAX : ours + free;
+    return now.cap == 0 ? limit : std::min(now.cap, limit);
+}
+
 void release_cached_memory(Device device) { device_entry(device).memory.release_cached(); }
 
 std::string memory_report(Device device) {
@@ -271,13 +286,16 @@ std::string memory_report(Device device) {
 void* allocate_bytes(Device device, std::int64_t bytes, const char*& op, bool pinned) {
     op = OpScope::current();
     if (bytes == 0) return nullptr;
-    return device_entry(device).memory.allocate(bytes, op, pinned);
+    void* data = device_entry(device).memory.allocate(bytes, op, pinned);
+    MemoryTrace::count(device, bytes);
+    return data;
 }
 
 void free_bytes(Device device, void* data, std::int64_t bytes, const char* op, bool pinned,
                 PendingWorks uses) noexcept {
     if (data == nullptr) return;
     device_entry(device).memory.free(data, bytes, op, pinned, std::move(uses));
+    MemoryTrace::count(device, -bytes);
 }
 
 }  // namespace potluck

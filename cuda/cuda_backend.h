@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "core/backend.h"
+#include "core/memory_limit.h"
 #include "core/moment.h"
 #include "cuda/device_options.h"
 #include "cuda/faults.h"
@@ -91,6 +92,7 @@ void decide_update(KernelDevice& device, Tensor& control);
 
 class CudaBackend final : public Backend,
                           public HasClock,
+                          public KnowsFreeMemory,
                           public cuda::KernelDevice,
                           public cuda::HasOptions {
 public:
@@ -109,6 +111,7 @@ public:
     bool pools_memory() const override { return true; }
     std::int64_t pooled_bytes() const override;
     void release_pool() override;
+    std::int64_t free_memory() override;
     std::unique_ptr<CapturedWork> capture(std::function<void()> work) override;
     std::string describe() const override;
     void synchronize() override;

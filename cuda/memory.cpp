@@ -54,6 +54,13 @@ void CudaBackend::release_pool() {
     check(cudaMemPoolTrimTo(resources().pool, 0), "cudaMemPoolTrimTo");
 }
 
+std::int64_t CudaBackend::free_memory() {
+    (void)stream();  // makes this device the current one
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<std::int64_t>(free);
+}
+
 // Copies pass through page-locked buffers in turn: while the device copies from one, the host fills the other. Small copies
 // to the device do not wait for it at all.
 

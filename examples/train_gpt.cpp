@@ -104,12 +104,61 @@ std::unique_ptr<nn::LanguageModel> make_blocks(const Settings& settings) {
 }
 
 std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
-    using What = nn::RecomputePolicy::What;
     std::unique_ptr<nn::LanguageModel> model = make_blocks(settings);
-    model->set_recompute({.what = settings.recompute == "blocks"  ? What::blocks
-                                  : settings.recompute == "parts" ? What::attention_and_activation
-                                                                  : What::nothing});
+    if (settings.recompute != "auto") model->set_recompute(parse_recompute(settings.recompute));
     return model;
+}
+
+optim::AdamW make_optimizer(const Settings& settings, const nn::LanguageModel& model) {
+    return optim::AdamW(
+        model,
+        {.learning_rate = settings.learning_rate, .beta2 = 0.99, .weight_decay = settings.weight_decay});
+}
+
+// ---- the memory ----
+
+/// The first batch of the text.
+data::Batch sample_batch(const Settings& settings, const Text& text) {
+    const data::TokenWindows windows(text.train, settings.context);
+    data::Loader loader(windows, {.batch = std::min(settings.batch, windows.size())});
+    return *loader.begin();
+}
+
+/// Chooses batch or recomputation by the memory that there is, where the command line asks for it, and shows where it will
+/// go. Throws Error when it does not suffice. Nothing when nothing was asked for.
+std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& text,
+                                              nn::LanguageModel& model) {
+    if (!settings.fit && settings.recompute != "auto" && settings.memory_budget == 0) return std::nullopt;
+    const Device device = device_of(settings);
+    const std::int64_t limit = memory_limit(device);
+    // Not the last byte of what other programs use, too; a cap is this program's own.
+    const std::int64_t free_now = memory_statistics(device).cap > 0 ? limit : limit / 10 * 9;
+    const std::int64_t bytes = settings.memory_budget > 0 ? settings.memory_budget * 1'000'000 : free_now;
+    if (settings.fit) settings.batch = 1;  // what has to fit at least
+    optim::AdamW optimizer = make_optimizer(settings, model);
+    const data::Batch sample = sample_batch(settings, text);
+    const BudgetOptions options{.precision = parse_precision(settings.precision),
+                                .accumulate = settings.accumulate,
+                                .read_ahead = 2 * settings.workers};
+    if (settings.recompute == "auto")
+        settings.recompute = name_of(choose_recompute(model, optimizer, sample, bytes, options));
+    try {
+        const MemoryBudget budget(model, optimizer, sample, options);
+        const std::int64_t items =
+            settings.fit ? budget.largest_batch(
+                               bytes, std::min<std::int64_t>(text.train.count() - settings.context, 65536))
+                         : settings.batch;
+        if (const std::string missing = budget.shortfall(std::max<std::int64_t>(items, 1), bytes);
+            !missing.empty())
+            throw Error(
+                "memory budget",
+                fmt::format("{} {}", missing, what_needs_less(model, optimizer, sample, bytes, options)));
+        settings.batch = std::max<std::int64_t>(items, 1);
+        return budget.at(settings.batch);
+    } catch (const OutOfMemory& error) {
+        throw Error("memory budget", fmt::format("not even two small batches fit: {} {}", error.what(),
+                                                 what_needs_less(model, optimizer, sample, bytes, options)));
+    }
 }
 
 // ---- what is shown ----
@@ -164,10 +213,9 @@ bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Opti
 }
 
 /// Trains until the end or Ctrl-C. False when it was stopped.
-bool train(const Settings& settings, const Text& text, nn::LanguageModel& model) {
-    optim::AdamW optimizer(
-        model,
-        {.learning_rate = settings.learning_rate, .beta2 = 0.99, .weight_decay = settings.weight_decay});
+bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
+           const std::optional<MemoryPrediction>& prediction) {
+    optim::AdamW optimizer = make_optimizer(settings, model);
     data::Loader loader(data::TokenWindows(text.train, settings.context), {.batch = settings.batch,
                                                                            .shuffle = true,
                                                                            .drop_last = true,
@@ -217,6 +265,7 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
     if (summary.final_val_loss) fmt::print(", {:.3f} on text it has never seen", *summary.final_val_loss);
     fmt::print("\n{:.0f} tokens/s, at most {} MB of memory\n", summary.tokens_per_second,
                summary.peak_memory_bytes / 1'000'000);
+    if (prediction) fmt::print("\n{}\n", to_table(*prediction, summary.peak_memory_bytes));
     fmt::print("All of it is in {}; open {}/report.html in a browser.\n", settings.run_folder,
                settings.run_folder);
     return true;
@@ -249,12 +298,14 @@ int main(int argc, char** argv) try {
     const Text text = read_text(settings);
     const std::unique_ptr<nn::LanguageModel> model = make_model(settings);
     model->to(device_of(settings));
+    const std::optional<MemoryPrediction> prediction = fit_to_memory(settings, text, *model);
     if (settings.run_folder.empty()) settings.run_folder = new_run_folder(settings.model);
     show_settings(settings, text, *model);
+    if (prediction) fmt::print("{}\n", to_table(*prediction));
     std::signal(SIGINT, on_signal);
     std::signal(SIGTERM, on_signal);
     constexpr int interrupted = 130;
-    if (!train(settings, text, *model)) return interrupted;
+    if (!train(settings, text, *model, prediction)) return interrupted;
     write(settings, *model);
     return stop_requested ? interrupted : 0;
 } catch (const std::exception& error) {

@@ -28,6 +28,16 @@ std::string device_fault(const std::string& text) try {
     return fault;
 }
 
+/// Why `text` is no setting of --recompute; empty when it is.
+std::string recompute_fault(const std::string& text) try {
+    if (text != "auto") parse_recompute(text);
+    return "";
+} catch (const Error& error) {
+    std::string fault = error.what();
+    if (fault.ends_with('.')) fault.pop_back();
+    return fault;
+}
+
 /// Takes from the folder of an earlier run what that run is made of.
 void take_settings_of_run(const CLI::App& app, Settings& settings) {
     const fs::path path = fs::path(settings.resume) / settings_file;
@@ -93,8 +103,13 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         ->check(CLI::IsMember({"f32", "bf16", "f16"}));
     app.add_option("--recompute", settings.recompute,
                    "what backward computes again instead of keeping it: none, parts (attention and "
-                   "activation), or blocks")
-        ->check(CLI::IsMember({"none", "parts", "blocks"}));
+                   "activation), blocks, blocks:N (N together), or auto: as little as the memory allows")
+        ->check([](const std::string& text) { return recompute_fault(text); });
+    app.add_flag("--fit", settings.fit,
+                 "take the largest batch that fits into the memory, found out before the training");
+    app.add_option("--memory-budget", settings.memory_budget,
+                   "MB (10^6 bytes) that the training may hold; 0: what the device has free")
+        ->check(at_least(0));
     app.add_option("--seed", settings.seed, "the same seed gives the same bits")->check(at_least(0));
     app.add_option("--validate-every", settings.validate_every, "steps; 0: only at the end")
         ->check(at_least(0));
@@ -124,6 +139,14 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
     if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
     if (app.get_option("--prompt")->count() > 0 && settings.prompt.empty())
         throw Error("prompt", "--prompt is empty. Give at least one character.");
+    if (settings.fit && app.get_option("--batch")->count() > 0)
+        throw Error("fit", "--fit finds the batch. Leave --batch out.");
+    if (settings.fit && settings.recompute == "auto")
+        throw Error("fit",
+                    "--fit finds the batch for one --recompute, and auto the recomputation for one --batch. "
+                    "Give one of them.");
+    if (settings.fit && !settings.resume.empty())
+        throw Error("fit", "the run that is resumed has its batch already. Leave --fit out.");
     if (!settings.resume.empty() && !settings.run_folder.empty())
         throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
     if (!settings.resume.empty()) take_settings_of_run(app, settings);

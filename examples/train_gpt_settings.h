@@ -25,6 +25,8 @@ struct Settings {
     std::uint64_t text_fingerprint = 0;
 
     // how this process goes about it
+    bool fit = false;                // batch becomes the largest that the memory allows
+    std::int64_t memory_budget = 0;  // MB; 0: what the device has free
     std::string device = "best";
     int threads = 0, workers = 1;
     std::int64_t log_every = 100;

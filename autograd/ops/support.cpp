@@ -13,6 +13,30 @@
 #include "core/op_scope.h"
 
 namespace potluck::detail {
+namespace {
+
+/// `.to(parse_device("cuda:0"))`.
+std::string move_to(Device device) { return fmt::format(".to(parse_device(\"{}\"))", device); }
+
+/// What two tensors are and where, and the call that mends it: where just one of them is a parameter, it is the data or the
+/// model that is in the wrong place.
+std::string different_devices(const Tensor& a, const Tensor& b) {
+    const auto text = [](const Tensor& x) { return fmt::format("{} {}", x.dtype(), pretty(x.shape())); };
+    const bool a_is_parameter = a.storage()->is_parameter();
+    if (a_is_parameter == b.storage()->is_parameter())
+        return fmt::format("{} is on {} and {} on {}. Move one of them: {}, or {}.", text(a), a.device(),
+                           text(b), b.device(), move_to(b.device()), move_to(a.device()));
+    const Tensor& parameter = a_is_parameter ? a : b;
+    const Tensor& data = a_is_parameter ? b : a;
+    return fmt::format(
+        "the parameter {} is on {}, and {}, which comes to it, on {}. Move the data to the model, data{}, or "
+        "the "
+        "model to the data, model{}.",
+        text(parameter), parameter.device(), text(data), data.device(), move_to(parameter.device()),
+        move_to(data.device()));
+}
+
+}  // namespace
 
 void require_defined(std::string_view op, const Tensor& x, std::string_view what) {
     if (!x.defined())
@@ -27,9 +51,7 @@ void require_same_device(std::string_view op, std::initializer_list<Tensor> tens
         if (first == nullptr) {
             first = &x;
         } else if (!(x.device() == first->device())) {
-            throw Error(op,
-                        fmt::format("tensors are on different devices: {} and {}. Move one with .to(device).",
-                                    first->device(), x.device()));
+            throw Error(op, different_devices(*first, x));
         }
     }
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/cpu/cpu_backend.h"
+#include "core/cpu/free_memory.h"
 
 namespace potluck {
 namespace {
@@ -16,17 +17,6 @@ constexpr std::int64_t mapped_from = 2 * huge_page;
 /// Linux lends more than it has and ends the program when it is used. Requests from here on are held against what the
 /// machine really has left.
 constexpr std::int64_t checked_from = std::int64_t{64} << 20;
-
-/// Bytes that the system can still give; the largest number when it does not say.
-std::int64_t available_memory() {
-    std::ifstream file("/proc/meminfo");
-    for (std::string name; file >> name;) {
-        std::int64_t kibibytes = 0;
-        if (name == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
-        std::getline(file, name);
-    }
-    return INT64_MAX;
-}
 
 std::int64_t mapped_size(std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -47,8 +37,18 @@ void* map_block(std::int64_t bytes) {
 
 }  // namespace
 
+std::int64_t free_memory_of_host() {
+    std::ifstream file("/proc/meminfo");
+    for (std::string name; file >> name;) {
+        std::int64_t kibibytes = 0;
+        if (name == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+        std::getline(file, name);
+    }
+    return INT64_MAX;
+}
+
 void* CpuBackend::allocate(std::int64_t bytes) {
-    if (bytes >= checked_from && bytes > available_memory()) return nullptr;
+    if (bytes >= checked_from && bytes > free_memory_of_host()) return nullptr;
     if (bytes >= mapped_from) return map_block(bytes);
     return std::aligned_alloc(64, static_cast<std::size_t>((bytes + 63) / 64 * 64));
 }

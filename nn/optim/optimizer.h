@@ -89,6 +89,9 @@ public:
     void set_learning_rate(double learning_rate);
     /// Updates so far.
     std::int64_t steps() const { return steps_; }
+    /// Bytes of moments and master copies once every parameter that collects gradients had an update, whether it had one yet
+    /// or not.
+    std::int64_t state_bytes() const;
     /// What is updated here: each parameter once.
     std::vector<ParameterSlice> slices() const;
 

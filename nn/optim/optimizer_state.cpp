@@ -32,6 +32,16 @@ std::vector<std::string> Optimizer::parts_of(const Slot& slot, std::int64_t step
     return parts;
 }
 
+std::int64_t Optimizer::state_bytes() const {
+    std::int64_t bytes = 0;
+    for (const Slot& slot : slots_) {
+        if (slot.steps == 0 && !slot.parameter.requires_grad()) continue;
+        const auto parts = static_cast<std::int64_t>(parts_of(slot, 1).size());
+        bytes += parts * slot.parameter.count() * size_of(accumulation_dtype(slot.parameter.dtype()));
+    }
+    return bytes;
+}
+
 nn::StateDict Optimizer::state_dict() const {
     nn::StateDict state;
     state[learning_rate_name] = tensor(learning_rate_, {DType::f64});

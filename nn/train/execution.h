@@ -55,6 +55,12 @@ public:
     virtual std::optional<LossScalerState> loss_scaler_state() const { return std::nullopt; }
     /// Goes on from it; without a scaler it is left alone.
     virtual void set_loss_scaler_state(const LossScalerState&) {}
+    /// The most items of a micro-batch like `sample` with which an update of `micro_batches` of them fits into the memory that
+    /// there is; 0 when 1 is too many, none when this way of computing cannot tell. What it tries changes nothing.
+    virtual std::optional<std::int64_t> largest_micro_batch(const data::Batch& /*sample*/,
+                                                            std::int64_t /*micro_batches*/) {
+        return std::nullopt;
+    }
     /// Whether anybody wants something: true on all devices when it is on one. Stopping is decided with it.
     virtual bool any(bool mine) { return mine; }
     /// Whether this process writes files and shows progress.

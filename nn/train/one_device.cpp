@@ -1,5 +1,6 @@
 #include "nn/train/one_device.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -9,9 +10,11 @@
 #include "autograd/tape.h"
 #include "core/factories.h"
 #include "core/format.h"
+#include "core/memory_limit.h"
 #include "core/random.h"
 #include "core/random_scope.h"
 #include "nn/forgotten_leaves.h"
+#include "nn/train/memory_budget.h"
 #include "nn/train/micro_batches.h"
 #include "nn/train/state_before.h"
 
@@ -40,7 +43,7 @@ OneDevice::OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFuncti
     : module_(module),
       optimizer_(optimizer),
       loss_(loss ? std::move(loss) : LossFunction(module)),
-      compute_dtype_(dtype_of(options.precision)),
+      precision_(options.precision),
       step_(module, optimizer, scaler_options(options.precision, options.loss_scaler)) {
     if (module_.parameters().empty())
         throw Error("trainer", "the module has no parameters. Name them in members().");
@@ -97,7 +100,7 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
                                       const UpdateRequest& request, Device device, PhaseTimer& timer,
                                       std::vector<Tensor>& losses) {
     const RandomUpdateScope random_update(request.number);
-    const Autocast precision(compute_dtype_);
+    const Autocast precision(dtype_of(precision_));
     const double loss_scale = step_.begin();
     std::int64_t targets = 0;
     for (const MicroBatch& batch : counted_micro_batches(micro_batches)) {
@@ -115,12 +118,25 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
     return targets;
 }
 
+std::optional<std::int64_t> OneDevice::largest_micro_batch(const data::Batch& sample,
+                                                           std::int64_t micro_batches) {
+    const Device device = module_.parameters().front().device();
+    buffer_copies_.clear();  // the next update makes them again
+    try {
+        const MemoryBudget budget(module_, optimizer_, sample,
+                                  {.loss = loss_, .precision = precision_, .accumulate = micro_batches});
+        return budget.largest_batch(memory_limit(device), std::max<std::int64_t>(sample.inputs.size(0), 1));
+    } catch (const OutOfMemory&) {  // the smallest does not fit
+        return 0;
+    }
+}
+
 std::optional<LossScalerState> OneDevice::loss_scaler_state() const { return step_.scaler_state(); }
 void OneDevice::set_loss_scaler_state(const LossScalerState& state) { step_.set_scaler_state(state); }
 
 LossTotal OneDevice::evaluate(data::Loader& loader) {
     const NoGrad guard;
-    const Autocast precision(compute_dtype_);
+    const Autocast precision(dtype_of(precision_));
     const nn::EvalMode evaluating(module_);
     const std::vector<Tensor> parameters = module_.parameters();
     const GeneratorStates generators =

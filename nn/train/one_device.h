@@ -44,6 +44,8 @@ public:
 
     UpdateResult update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) override;
     LossTotal evaluate(data::Loader& loader) override;
+    std::optional<std::int64_t> largest_micro_batch(const data::Batch& sample,
+                                                    std::int64_t micro_batches) override;
     std::optional<LossScalerState> loss_scaler_state() const override;
     void set_loss_scaler_state(const LossScalerState& state) override;
 
@@ -55,7 +57,7 @@ private:
     nn::Module& module_;
     optim::Optimizer& optimizer_;
     LossFunction loss_;
-    DType compute_dtype_;  // of forward and backward
+    Precision precision_;  // of forward and backward
     UpdateStep step_;
     bool looked_for_forgotten_ = false;
     std::vector<StateBefore::BufferCopy> buffer_copies_;  // of the last update

@@ -1,5 +1,6 @@
 #include "nn/train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -182,8 +183,7 @@ void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool 
     run.meter.end_waiting();
     StepMetrics metrics;
     metrics.learning_rate = options_.schedule ? options_.schedule(step_) : optimizer_.learning_rate();
-    const UpdateResult result =
-        execution_->update(micro_batches, {step_, metrics.learning_rate, options_.clip});
+    const UpdateResult result = compute(micro_batches, {step_, metrics.learning_rate, options_.clip});
     run.meter.time() += result.time;
     const std::int64_t epoch = epochs_;
     if (ends_epoch) ++epochs_;
@@ -215,6 +215,47 @@ void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool 
     }
     stopped_ = execution_->any(options_.should_stop && options_.should_stop());
     run.meter.end_update();
+}
+
+UpdateResult Trainer::compute(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
+    try {
+        return execution_->update(micro_batches, request);
+    } catch (const OutOfMemory& error) {
+        const std::string advice = what_fits(micro_batches);
+        if (advice.empty()) throw;
+        const std::string text = error.what();  // "[op] message"
+        const std::size_t start = text.find("] ");
+        throw OutOfMemory(error.op(), text.substr(start == std::string::npos ? 0 : start + 2) + advice,
+                          error.requested_bytes());
+    }
+}
+
+/// A sentence on the micro-batches that would fit where these did not; empty when it cannot be told.
+std::string Trainer::what_fits(std::span<const data::Batch> micro_batches) {
+    const auto items = [](const data::Batch& batch) {
+        return batch.inputs.defined() ? batch.inputs.size(0) : std::int64_t{0};
+    };
+    const data::Batch& largest =
+        *std::max_element(micro_batches.begin(), micro_batches.end(),
+                          [&](const data::Batch& a, const data::Batch& b) { return items(a) < items(b); });
+    try {
+        const auto count = static_cast<std::int64_t>(micro_batches.size());
+        const std::optional<std::int64_t> fits = execution_->largest_micro_batch(largest, count);
+        if (!fits) return "";
+        if (*fits == 0)
+            return fmt::format(
+                " The update had micro-batches of {} items, and not even 1 item fits: recomputation or "
+                "offload need "
+                "less (docs/08_recomputation_and_offload.md).",
+                items(largest));
+        return fmt::format(
+            " The update had micro-batches of {} items; the largest that fits is {}. With more of them in an "
+            "update "
+            "(accumulate) it trains the same.",
+            items(largest), *fits);
+    } catch (const Error&) {  // the advice failed; the first error is what matters
+        return "";
+    }
 }
 
 /// Whether the update took place. Says why when it did not.

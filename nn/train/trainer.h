@@ -75,7 +75,8 @@ struct TrainerOptions {
 ///
 /// A run with a run folder can be resumed, in another process too, and then gives the same bits as if it had never
 /// stopped. A loss or gradient that is not finite ends it with an Error that names the step, unless on_non_finite says
-/// otherwise; then, too, everything is as it was before the update. How often one validates never changes the run.
+/// otherwise; then, too, everything is as it was before the update. When the memory does not suffice, the OutOfMemory says
+/// which micro-batch would fit. How often one validates never changes the run.
 class Trainer {
 public:
     /// Trains on the module's device. Keeps references: module, optimizer and loaders must outlive it. Throws Error for
@@ -100,6 +101,8 @@ private:
     void resume(Run& run);
     void run_epoch(Run& run);
     void update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch);
+    UpdateResult compute(std::span<const data::Batch> micro_batches, const UpdateRequest& request);
+    std::string what_fits(std::span<const data::Batch> micro_batches);
     bool is_applied(Run& run, const UpdateResult& result);
     std::optional<double> validate(Run& run);
     void save_state(Run& run);
