@@ -123,6 +123,8 @@ std::string what_needs_less(nn::LanguageModel& model, optim::Optimizer& optimize
     if (best->peak <= bytes)
         return fmt::format("Recomputation ({}) needs {}, which fits. {}", name_of(best->policy),
                            in_megabytes(best->peak), offload);
+    if (best->policy.what == What::nothing)
+        return fmt::format("Recomputation does not need less. {}", offload);
     return fmt::format("Recomputation does not suffice: {} needs {}. {}", name_of(best->policy),
                        in_megabytes(best->peak), offload);
 }

@@ -309,6 +309,29 @@ def llama():
     require(lines[-1]["loss"] < 0.8 * lines[0]["loss"], f"from {lines[0]['loss']} to {lines[-1]['loss']}")
 
 
+def megabytes(output, name):
+    """Those of a line of the last table of memory."""
+    return float(re.findall(rf"^  {name} +([\d.]+) MB", output, re.MULTILINE)[-1])
+
+
+@case("train_gpt: --fit trains with the largest batch of a budget, and the peak is the predicted one")
+def fits():
+    sizes = ["--width", 32, "--heads", 2, "--layers", 2, "--context", 16, "--threads", 1, "--device", "cpu"]
+    place = ["--text", text_file, "--run-folder", "fit", *sizes, "--steps", 5, "--sample-tokens", 0]
+    output = succeed([train_gpt, *place, "--fit", "--memory-budget", 5], cwd=folder)
+    predicted, measured = megabytes(output, "predicted peak"), megabytes(output, "measured peak")
+    require(4.5 < predicted <= 5 and abs(measured - predicted) < 0.05 * measured, output)
+    batch = json.loads((folder / "fit" / "settings.json").read_text())["batch"]
+    require(f"micro-batches of {batch} items" in output, output)
+    larger = ["--text", text_file, *sizes, "--batch", batch + 2, "--memory-budget", 5]
+    refused(larger, "more than the budget of 5.00 MB", f"Micro-batches of {batch} fit", "Recomputation")
+    output = succeed([train_gpt, *larger, "--recompute", "auto", "--run-folder", "auto", "--steps", 2,
+                      "--sample-tokens", 0], cwd=folder)
+    require(megabytes(output, "measured peak") <= 5, output)
+    require(json.loads((folder / "auto" / "settings.json").read_text())["recompute"] in ("parts", "blocks"), output)
+    require("resumed from" in train("--resume", "fit", "--steps", 6, "--sample-tokens", 0).stdout, "not resumed")
+
+
 @case("train_gpt: without --run-folder every run gets a folder of its own")
 def numbered_folders():
     place = folder / "numbered"
@@ -363,6 +386,8 @@ def bad_values():
             (["--dropout", "1.5"], ["--dropout"]), (["--validation-fraction", "-1"], ["--validation-fraction"]),
             (["--threads", "-1"], ["--threads"]), (["--seed", "-1"], ["--seed"]), (["--top-k", "-1"], ["--top-k"]),
             (["--temperature", "-0.1"], ["--temperature"]), (["--model", "gpt5"], ["--model", "gpt5"]),
+            (["--memory-budget", "-1"], ["--memory-budget"]), (["--recompute", "block"], ["--recompute", "blocks:N"]),
+            (["--fit", "--batch", "4"], ["--fit", "--batch"]), (["--fit", "--recompute", "auto"], ["--fit", "auto"]),
             (["--prompt", ""], ["--prompt"])):
         refused([*arguments, "--text", text_file], *words)
     refused(["--text", text_file, "--width", "30", "--heads", "4"], "30", "4")
