@@ -200,10 +200,11 @@ auto writing(const fs::path& path, Write&& write) {
 
 void save(const nn::Module& module, const std::string& path) {
     if (module.state_dict().empty())
-        throw Error("save",
-                    fmt::format("{} has no tensors to be saved in {}: it names none in members(), or was "
-                                "moved from. Save the module that it was moved to.",
-                                module.describe(), path));
+        throw Error(
+            "save",
+            fmt::format("the module has no tensors to be saved in {}: it names none in members(), or was "
+                        "moved from. Save the module that it was moved to.",
+                        path));
     save_safetensors(path, {stored_tensors(module), metadata_of(module.tied_names())});
 }
 
