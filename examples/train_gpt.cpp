@@ -172,11 +172,12 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
                                                                            .shuffle = true,
                                                                            .drop_last = true,
                                                                            .workers = settings.workers,
-                                                                           .seed = settings.seed});
+                                                                           .seed = settings.seed,
+                                                                           .device = device_of(settings)});
     std::optional<data::Loader> validation;
     if (text.validation.count() > settings.context)
         validation.emplace(data::TokenWindows(text.validation, settings.context, settings.context),
-                           data::LoaderOptions{.batch = settings.batch});
+                           data::LoaderOptions{.batch = settings.batch, .device = device_of(settings)});
 
     double first_loss = 0.0;
     TrainerOptions options{.steps = settings.steps, .accumulate = settings.accumulate, .clip = settings.clip};
