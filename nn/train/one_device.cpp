@@ -98,9 +98,10 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
                                       std::vector<Tensor>& losses) {
     const RandomUpdateScope random_update(request.number);
     const Autocast precision(compute_dtype_);
-    const double loss_scale = step_.begin();
+    const std::vector<MicroBatch> batches = counted_micro_batches(micro_batches);
+    const double loss_scale = step_.begin(counted_targets(batches));
     std::int64_t targets = 0;
-    for (const MicroBatch& batch : counted_micro_batches(micro_batches)) {
+    for (const MicroBatch& batch : batches) {
         const RandomItemsScope random_items(batch.first_item, batch.inputs.size(0));
         timer.begin(Phase::copy);
         const Tensor inputs = on(device, batch.inputs), there = on(device, batch.targets);
