@@ -108,7 +108,7 @@ struct Loader::Core {
         const std::int64_t start = trace::now_ns();
         Batch batch = fetcher.receive(options.share);
         const std::int64_t end = trace::now_ns();
-        if (is_tracing()) trace::record("data", start, end);
+        if (is_tracing()) trace::record("loader: wait", start, end);
         if (moves_cursor) {
             cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.reading().epoch;
             cursor.item = fetcher.is_done() ? 0 : fetcher.position();
