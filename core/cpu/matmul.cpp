@@ -85,9 +85,12 @@ Products<T, Y> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
     return p;
 }
 
-constexpr std::int64_t tile_rows = 128;
-constexpr std::int64_t half_tile_rows = 512;  // what is prepared of b, widened or packed, serves more rows
-constexpr std::int64_t tile_columns = 384;
+struct TileSize {
+    std::int64_t rows, columns;
+};
+constexpr TileSize largest_tile{128, 384};
+// What is prepared of an operand of a half type, widened or packed, serves longer.
+constexpr TileSize largest_half_tile{512, 512};
 constexpr std::int64_t wanted_tiles = 8;  // below this, tiles are halved so that more threads find work,
 constexpr std::int64_t least_tile_work = 1 << 21;   // while one is still worth it (multiplications)
 constexpr std::int64_t least_piece_work = 1 << 19;  // of several small products that one thread does in a row
@@ -104,21 +107,20 @@ struct Tiling {
         return std::min(size, pieces(share, 16) * 16);
     }
 
-    Tiling(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most_rows) {
-        std::int64_t most_columns = tile_columns;
+    Tiling(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, TileSize most) {
         for (;;) {
-            rows = even(m, most_rows);
-            columns = even(n, most_columns);
+            rows = even(m, most.rows);
+            columns = even(n, most.columns);
             row_tiles = pieces(m, rows);
             column_tiles = pieces(n, columns);
             if (count * row_tiles * column_tiles >= wanted_tiles || rows * columns * k / 2 < least_tile_work)
                 return;
             if (columns > 2 * rows && columns > 32)
-                most_columns = columns / 2;
+                most.columns = columns / 2;
             else if (rows > 32)
-                most_rows = rows / 2;
+                most.rows = rows / 2;
             else if (columns > 32)
-                most_columns = columns / 2;
+                most.columns = columns / 2;
             else
                 return;
         }
@@ -127,10 +129,10 @@ struct Tiling {
 
 // Calls body(product, row, column, rows, columns) for every tile of every product, spread over the threads.
 template <class Body>
-void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most_rows,
+void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, TileSize most,
                    const Body& body) {
     if (count == 0 || m == 0 || n == 0) return;
-    const Tiling tiling(count, m, n, k, most_rows);
+    const Tiling tiling(count, m, n, k, most);
     const std::int64_t tiles = tiling.row_tiles * tiling.column_tiles;
     const std::int64_t tile_work = tiling.rows * tiling.columns * std::max<std::int64_t>(k, 1);
     cpu::parallel_for(count * tiles, std::max<std::int64_t>(1, least_piece_work / tile_work),
@@ -149,7 +151,7 @@ void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int6
 template <class T, class Y>
 requires std::same_as<T, float> || std::same_as<T, double> || cpu::Half<T>
 void multiply(const Products<T, Y>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k, cpu::Half<T> ? half_tile_rows : tile_rows,
+    for_each_tile(p.count(), p.m, p.n, p.k, cpu::Half<T> ? largest_half_tile : largest_tile,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
                       cpu::gemm(p.a_matrix(index).block(row, 0, rows, p.k),
@@ -163,7 +165,7 @@ void multiply(const Products<T, Y>& p, bool accumulate) {
 template <class T>
 requires std::is_integral_v<T> &&
     (!std::same_as<T, bool>)void multiply(const Products<T>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k, tile_rows,
+    for_each_tile(p.count(), p.m, p.n, p.k, largest_tile,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
                       const Matrix<const T> a = p.a_matrix(index).block(row, 0, rows, p.k);
