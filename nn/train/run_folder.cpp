@@ -17,6 +17,7 @@ using json = nlohmann::ordered_json;
 
 constexpr const char* metrics_file = "/metrics.jsonl";
 constexpr const char* summary_file = "/summary.json";
+constexpr const char* checkpoints_folder = "/checkpoints";
 
 json number_or_null(const std::optional<double>& number) { return number ? json(*number) : json(nullptr); }
 
@@ -60,7 +61,7 @@ StepMetrics metrics_of(const json& line) {
 RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
     if (path_.empty()) throw Error("run_folder", "the path is empty. Name a folder.");
     std::error_code failure;
-    if (!resume && (fs::exists(path_ + metrics_file, failure) || fs::exists(checkpoints(), failure))) {
+    if (!resume && holds_run(path_)) {
         throw Error("run_folder",
                     fmt::format("{} already holds a run. Resume it, or choose another folder.", path_));
     }
@@ -75,13 +76,18 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
     }
 }
 
+bool RunFolder::holds_run(const std::string& path) {
+    std::error_code failure;
+    return fs::exists(path + metrics_file, failure) || fs::exists(path + checkpoints_folder, failure);
+}
+
 std::string RunFolder::file(const char* name) const {
     if (path_.empty())
         throw Error("run_folder", "this run folder was moved from. Use the one that it was moved to.");
     return path_ + name;
 }
 
-std::string RunFolder::checkpoints() const { return file("/checkpoints"); }
+std::string RunFolder::checkpoints() const { return file(checkpoints_folder); }
 
 std::optional<StepMetrics> RunFolder::rewind(std::int64_t step) {
     std::ifstream stream(file(metrics_file), std::ios::binary);

@@ -32,7 +32,7 @@ struct TrainingSummary {
     std::optional<double> mfu = {};  // model FLOPs utilisation: share of the measured peak of matrix products
     std::string mfu_formula;
     std::int64_t peak_memory_bytes = 0;
-    std::string checkpoint;  // the last one, or empty
+    std::string checkpoint;  // the last one, which is complete; or empty
 };
 
 /// The files of a training run in one folder: metrics.jsonl (an object a step), summary.json and checkpoints/.
@@ -41,6 +41,9 @@ public:
     /// Makes the folder. Throws Error when it cannot be written to, or when it already holds a run: nothing is ever
     /// overwritten. `resume` instead opens what is there.
     RunFolder(std::string path, bool resume);
+
+    /// Whether a run was begun in this folder.
+    static bool holds_run(const std::string& path);
 
     std::string checkpoints() const;
     /// Drops the metrics of steps after `step`, which a resumed run will do again, and lines that are no JSON object with
