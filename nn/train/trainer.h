@@ -29,11 +29,10 @@ struct TrainerOptions {
     double clip = 0.0;              // largest norm of the gradient; 0: no clipping
     optim::Schedule schedule = {};  // learning rate of each update; none: the optimizer's own
 
-    std::string run_folder =
-        {};  // metrics.jsonl, summary.json and checkpoints go here; empty: nothing is written
-    bool resume =
-        false;  // go on from the newest sound checkpoint in run_folder; an Error where there is none
-    bool resume_if_possible = false;    // the same, but where there is none a new run begins in run_folder
+    /// metrics.jsonl, summary.json and checkpoints go here; empty: nothing is written.
+    std::string run_folder = {};
+    /// Go on from the newest sound checkpoint in run_folder. Where there is none: an Error, or a new run.
+    bool resume = false, resume_if_possible = false;
     std::int64_t checkpoint_every = 0;  // updates; 0: only at the end
     std::int64_t keep_checkpoints = 2;  // the newest complete ones; 0: all
     /// Whether training goes on while checkpoints are written, from a copy of parameters, buffers and optimizer state in
