@@ -58,6 +58,7 @@
 #include "nn/optim/schedule.h"
 #include "nn/optim/sgd.h"
 #include "nn/train/checkpoint.h"
+#include "nn/train/checkpoint_writer.h"
 #include "nn/train/clip.h"
 #include "nn/train/execution.h"
 #include "nn/train/layered_accumulation.h"

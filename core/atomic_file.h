@@ -39,6 +39,7 @@ private:
     std::string temporary_;  // empty as long as the file has no name
     int file_ = -1;
     std::int64_t bytes_ = 0;
+    std::int64_t started_ = 0;  // of these the disk has been told
     Checksum checksum_;
 };
 

@@ -58,8 +58,6 @@ Text read_text(Settings& settings) {
     if (settings.text.empty()) settings.text = own_sources();
     if (settings.text.empty())
         throw Error("text", "the sources of Potluck are not where they were. Name a text with --text PATH.");
-    for (std::string& path : settings.text)
-        path = path.empty() ? path : fs::absolute(path).lexically_normal().string();
     const std::vector<data::TextFile> files = data::read_text(settings.text);
     const data::TextSplit split = data::split_text(files, settings.validation_fraction);
     const std::uint64_t found = fingerprint(split.train);
@@ -152,12 +150,11 @@ void on_signal(int signal) {
 
 /// Whether the run to be resumed has done all of its steps. The model is then the one that it ended with.
 bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Optimizer& optimizer) {
-    const auto checkpoint = latest_checkpoint(RunFolder(settings.run_folder, true).checkpoints());
-    if (!checkpoint)
-        throw Error("resume", fmt::format("{} has no complete checkpoint to go on from. Start a new run.",
-                                          settings.resume));
-    const TrainingState state = load_checkpoint(*checkpoint, model, optimizer);
-    if (state.step < settings.steps) return false;
+    const std::string checkpoints = RunFolder(settings.run_folder, true).checkpoints();
+    const std::optional<std::string> newest = latest_checkpoint(checkpoints);
+    if (!newest || read_manifest(*newest).state.step < settings.steps) return false;
+    const TrainingState state = load_latest_checkpoint_if_any(checkpoints, model, optimizer).state;
+    if (state.step < settings.steps) return false;  // the newest is damaged
     fmt::print("This run is finished: it has done {} steps. To train on, give more: --steps {}\n", state.step,
                state.step + settings.steps);
     return true;
@@ -187,7 +184,8 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
                                                .floor = settings.learning_rate / 10});
     options.precision = parse_precision(settings.precision);
     options.run_folder = settings.run_folder;
-    options.resume = !settings.resume.empty();
+    options.resume = !settings.resume.empty() && !settings.resume_if_possible;
+    options.resume_if_possible = settings.resume_if_possible;
     options.checkpoint_every = settings.checkpoint_every;
     options.validation = validation ? &*validation : nullptr;
     options.validate_every = validation ? settings.validate_every : 0;
@@ -202,8 +200,9 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model)
     };
     Trainer trainer(model, optimizer, loader, options);
 
-    if (options.resume && is_finished(settings, model, optimizer)) return true;
-    if (!options.resume) start_run_folder(settings);  // last, so that a mistake leaves no folder behind
+    const bool goes_on = !settings.resume.empty();
+    if (goes_on && is_finished(settings, model, optimizer)) return true;
+    if (!goes_on) start_run_folder(settings);  // last, so that a mistake leaves no folder behind
     const TrainingSummary summary = trainer.fit();
     if (!summary.finished) {
         const std::string program =

@@ -39,7 +39,8 @@ void take_settings_of_run(const CLI::App& app, Settings& settings) {
     try {
         const json content = json::parse(file);
         for_each_setting(settings, [&](const std::string& name, auto& value) {
-            if (app.get_option("--" + name)->count() > 0 && name != "steps")
+            if (app.get_option("--" + name)->count() > 0 && name != "steps" &&
+                json(value) != content.at(name))
                 throw Error(
                     "resume",
                     fmt::format("--{} belongs to the run in {}, where it is {}. Leave it out, or start a "
@@ -54,6 +55,14 @@ void take_settings_of_run(const CLI::App& app, Settings& settings) {
     }
     if (app.get_option("--steps")->count() > 0) settings.steps = steps;
     settings.run_folder = settings.resume;
+}
+
+/// What --resume auto means here: to go on in the run folder, or to begin there.
+void choose_run(Settings& settings) {
+    if (settings.run_folder.empty())
+        throw Error("resume", "--resume auto needs the folder of the run. Name it with --run-folder.");
+    settings.resume_if_possible = true;
+    settings.resume = fs::exists(fs::path(settings.run_folder) / settings_file) ? settings.run_folder : "";
 }
 
 }  // namespace
@@ -110,7 +119,9 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         ->check(at_least(1));
     app.add_option("--run-folder", settings.run_folder,
                    "where the run is kept (default: a new folder in runs/)");
-    app.add_option("--resume", settings.resume, "folder of a run to go on with; its settings are kept");
+    app.add_option("--resume", settings.resume,
+                   "folder of a run to go on with, whose settings are kept; auto: go on with that in "
+                   "--run-folder, or begin it");
     app.add_option("--prompt", settings.prompt,
                    "what the text written at the end starts with (default: a line of the text)");
     app.add_option("--sample-tokens", settings.sample_tokens, "bytes to write at the end")
@@ -124,7 +135,11 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
     if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
     if (app.get_option("--prompt")->count() > 0 && settings.prompt.empty())
         throw Error("prompt", "--prompt is empty. Give at least one character.");
-    if (!settings.resume.empty() && !settings.run_folder.empty())
+    for (std::string& path : settings.text)
+        path = path.empty() ? path : fs::absolute(path).lexically_normal().string();
+    if (settings.resume == "auto")
+        choose_run(settings);
+    else if (!settings.resume.empty() && !settings.run_folder.empty())
         throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
     if (!settings.resume.empty()) take_settings_of_run(app, settings);
     return std::nullopt;

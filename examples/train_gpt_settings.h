@@ -28,7 +28,9 @@ struct Settings {
     std::string device = "best";
     int threads = 0, workers = 1;
     std::int64_t log_every = 100;
-    std::string run_folder, resume;
+    std::string run_folder;
+    std::string resume;  // the folder of the run that goes on; empty: a new one begins
+    bool resume_if_possible = false;
     std::string prompt;  // empty: what suits the text
     std::int64_t sample_tokens = 400, top_k = 40;
     double temperature = 0.8;

@@ -7,6 +7,7 @@
 #include "core/cpu/blocks.h"
 #include "core/cpu/convert.h"
 #include "core/cpu/copy.h"
+#include "core/cpu/copy_past_caches.h"
 #include "core/format.h"
 
 namespace potluck::cpu {
@@ -91,6 +92,14 @@ constexpr std::int64_t run_piece = std::int64_t{1} << 16;
 void copy_run(const CopyLayout& layout) {
     const std::int64_t from_stride = layout.from.strides[0];
     const std::int64_t to_stride = layout.to.strides[0];
+    if (layout.from.dtype == layout.to.dtype && from_stride == 1 && to_stride == 1 &&
+        layout.sizes[0] * layout.to.element >= cpu::streamed_from) {
+        parallel_for(layout.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
+            cpu::copy_past_caches(layout.from.at(first), layout.to.at(first),
+                                  (last - first) * layout.to.element);
+        });
+        return;
+    }
     parallel_for(layout.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
         convert(layout.from.at(first * from_stride), layout.from.dtype, from_stride,
                 layout.to.at(first * to_stride), layout.to.dtype, to_stride, last - first);

@@ -101,6 +101,11 @@ public:
     void load_state_dict(const nn::StateDict& state);
     /// Throws the Error that load_state_dict() would, and changes nothing.
     void check_state_dict(const nn::StateDict& state) const;
+    /// Makes the state of a training in other dtypes fit the dtypes here. `weights` are the parameters that were saved with
+    /// it, by name. A master that is needed here and was not then becomes the weights as they were saved, before anybody
+    /// rounds them. One that is not needed here takes the place of the weights that were rounded from it. What fits already
+    /// stays as it is, and so does what cannot be made to fit, which load_state_dict() will refuse.
+    void exchange_masters(nn::StateDict& state, nn::StateDict& weights) const;
 
 protected:
     /// A parameter with what the optimizer knows about it.
@@ -185,6 +190,7 @@ private:
     };
 
     std::vector<Loaded> fitting_parts(const nn::StateDict& state) const;
+    std::string other_kind(const nn::StateDict& state) const;
     void add_slot(const ParameterSlice& parameter);
     void choose_groups(const Options& options);
     void check_module() const;
@@ -200,6 +206,7 @@ private:
     bool rounds_afterwards(const Tensor& parameter) const;
     void round_at_random(const Update& update) const;
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;
+    static Tensor newest(const Tensor& master, const Tensor& weights);
 
     Kind kind_;
     std::vector<Slot> slots_;

@@ -48,6 +48,32 @@ nn::StateDict Optimizer::state_dict() const {
     return state;
 }
 
+/// A sentence when the moments in the state are not those that this kind of optimizer keeps, else an empty text.
+std::string Optimizer::other_kind(const nn::StateDict& state) const {
+    std::set<std::string> slot_names, moments;
+    for (const Slot& slot : slots_) slot_names.insert(slot.name);
+    bool is_used = false;
+    for (const auto& [name, value] : state) {
+        const std::size_t slash = name.find('/');
+        if (slash == std::string::npos || !slot_names.contains(name.substr(slash + 1))) continue;
+        const std::string part = name.substr(0, slash);
+        if (part == steps_name)
+            is_used = is_used || (value.defined() && value.count() == 1 && value.item() > 0.0);
+        else if (part != master_name)
+            moments.insert(part);
+    }
+    const std::set<std::string> own(kind_.moment_names.begin(), kind_.moment_names.end());
+    if (!is_used || moments == own) return "";
+    const auto listed = [](const std::set<std::string>& names) {
+        return names.empty() ? std::string("no moments") : fmt::format("{}", fmt::join(names, " and "));
+    };
+    return fmt::format(
+        " It is that of another kind of optimizer: it holds {} of each parameter, and this one keeps {}. "
+        "Take "
+        "the kind that saved it, or load the weights alone and let this one begin anew.",
+        listed(moments), listed(own));
+}
+
 /// What belongs to each slot of a state that fits; else throws Error.
 std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& state) const {
     std::vector<std::string> missing, unknown, unfit;
@@ -106,10 +132,30 @@ std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& sta
     }
     const std::string faults = nn::faults_of({{"Missing", missing}, {"Unknown", unknown}, {"Unfit", unfit}});
     if (!faults.empty()) {
-        throw Error(kind_.op,
-                    fmt::format("the state does not fit this optimizer.{} Nothing was loaded.", faults));
+        throw Error(kind_.op, fmt::format("the state does not fit this optimizer.{}{} Nothing was loaded.",
+                                          other_kind(state), faults));
     }
     return loaded;
+}
+
+void Optimizer::exchange_masters(nn::StateDict& state, nn::StateDict& weights) const {
+    const NoGrad guard;
+    for (const Slot& slot : slots_) {
+        const std::string name = fmt::format("{}/{}", master_name, slot.name);
+        const auto weight = weights.find(slot.name);
+        const auto master = state.find(name);
+        const bool has_master = master != state.end();
+        if (weight == weights.end() || needs_master(slot.parameter) == has_master) continue;
+        if (!has_master) {
+            // Without an update there are no moments either.
+            const auto steps = state.find(fmt::format("{}/{}", steps_name, slot.name));
+            if (steps != state.end() && steps->second.count() == 1 && steps->second.item() > 0.0)
+                state[name] = weight->second;
+        } else if (master->second.shape() == weight->second.shape()) {
+            weight->second = newest(master->second, weight->second);
+            state.erase(master);
+        }
+    }
 }
 
 void Optimizer::check_state_dict(const nn::StateDict& state) const { fitting_parts(state); }

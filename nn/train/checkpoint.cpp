@@ -29,6 +29,17 @@ bool is_unfinished(const fs::directory_entry& entry) {
     return step >= 0 && name == step_name(step) + unfinished && fs::is_directory(entry.symlink_status());
 }
 
+/// A sentence for each checkpoint after `step` that was never finished.
+std::vector<std::string> unfinished_after(std::int64_t step, const fs::path& folder) {
+    std::vector<std::string> sentences;
+    std::error_code failure;
+    for (const auto& entry : fs::directory_iterator(folder, failure))
+        if (is_unfinished(entry) && step_of(entry.path().stem()) > step)
+            sentences.push_back(fmt::format("{} was never finished: the program ended while it was written.",
+                                            entry.path().string()));
+    return sentences;
+}
+
 /// Makes a rename in this folder last through a power cut.
 void sync_folder(const fs::path& folder) {
     const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
@@ -111,35 +122,35 @@ nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint)
     return tensors;
 }
 
-/// A sound checkpoint, read and not yet loaded.
-struct Content {
-    TrainingState state;
-    nn::StateDict model, optimizer;
-};
-
 /// Throws Error for whatever is damaged.
-Content read_content(const fs::path& checkpoint) {
+CheckpointContent read_content(const fs::path& checkpoint) {
     const Manifest manifest = read_manifest(checkpoint);
     verify_checksums(manifest, checkpoint);
     const std::string prefix = Manifest::optimizer_prefix;
-    Content content{manifest.state, {}, {}};
+    CheckpointContent content{{}, {}, manifest.tied, manifest.state};
     for (auto& [name, tensor] : read_tensors(manifest, checkpoint)) {
         if (name.starts_with(prefix))
             content.optimizer.emplace(name.substr(prefix.size()), tensor);
         else
             content.model.emplace(name, tensor);
     }
-    for (const auto& [name, first_name] : manifest.tied)
-        if (const auto first = content.model.find(first_name); first != content.model.end())
-            content.model.emplace(name, first->second);
     return content;
 }
 
+/// Gives tied tensors their further names.
+void add_tied(nn::StateDict& tensors, const std::map<std::string, std::string>& tied) {
+    for (const auto& [name, first_name] : tied)
+        if (const auto first = tensors.find(first_name); first != tensors.end())
+            tensors.emplace(name, first->second);
+}
+
 /// Loads what was read, or nothing of it: whatever can refuse does so before anything is changed.
-void apply(const Content& content, const fs::path& checkpoint, nn::Module& module,
+void apply(CheckpointContent content, const fs::path& checkpoint, nn::Module& module,
            optim::Optimizer& optimizer, const StateCheck& check) {
     try {
         if (check) check(content.state);
+        optimizer.exchange_masters(content.optimizer, content.model);
+        add_tied(content.model, content.tied);
         optimizer.check_state_dict(content.optimizer);
         module.load_state_dict(content.model);
         optimizer.load_state_dict(content.optimizer);
@@ -210,12 +221,10 @@ void save(const nn::Module& module, const std::string& path) {
 
 nn::LoadReport load(nn::Module& module, const std::string& path, bool strict) {
     TensorFile file = load_safetensors(path);
-    for (const auto& [key, first_name] : file.metadata) {
-        if (!key.starts_with(tied_prefix)) continue;
-        const auto first = file.tensors.find(first_name);
-        if (first != file.tensors.end())
-            file.tensors.emplace(key.substr(std::strlen(tied_prefix)), first->second);
-    }
+    std::map<std::string, std::string> tied;
+    for (const auto& [key, first_name] : file.metadata)
+        if (key.starts_with(tied_prefix)) tied[key.substr(std::strlen(tied_prefix))] = first_name;
+    add_tied(file.tensors, tied);
     try {
         return module.load_state_dict(file.tensors, strict);
     } catch (const Error& error) {
@@ -291,15 +300,24 @@ std::string finish_checkpoint(const std::string& folder, const Manifest& manifes
     });
 }
 
+CheckpointContent checkpoint_content(const nn::Module& module, const optim::Optimizer& optimizer,
+                                     const TrainingState& state) {
+    return {stored_tensors(module), optimizer.state_dict(), module.tied_names(), state};
+}
+
 std::string save_checkpoint(const std::string& folder, const nn::Module& module,
                             const optim::Optimizer& optimizer, const TrainingState& state,
                             std::int64_t keep) {
+    return write_checkpoint(folder, checkpoint_content(module, optimizer, state), keep);
+}
+
+std::string write_checkpoint(const std::string& folder, const CheckpointContent& content, std::int64_t keep) {
     if (keep < 0) throw Error("save_checkpoint", fmt::format("keep is {}. It must not be negative.", keep));
-    const std::string partial = begin_checkpoint(folder, state.step);
+    const std::string partial = begin_checkpoint(folder, content.state.step);
     try {
-        Manifest manifest = write_checkpoint_parts(partial, 0, whole_parts(stored_tensors(module)),
-                                                   whole_parts(optimizer.state_dict()), module.tied_names());
-        manifest.state = state;
+        Manifest manifest = write_checkpoint_parts(partial, 0, whole_parts(content.model),
+                                                   whole_parts(content.optimizer), content.tied);
+        manifest.state = content.state;
         return finish_checkpoint(folder, manifest, keep);
     } catch (...) {
         std::error_code ignored;
@@ -309,9 +327,10 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
 }
 
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer) {
-    const Content content = read_content(path);
-    apply(content, path, module, optimizer, {});
-    return content.state;
+    CheckpointContent content = read_content(path);
+    TrainingState state = content.state;
+    apply(std::move(content), path, module, optimizer, {});
+    return state;
 }
 
 std::optional<std::string> latest_checkpoint(const std::string& folder) {
@@ -320,11 +339,11 @@ std::optional<std::string> latest_checkpoint(const std::string& folder) {
     return std::nullopt;
 }
 
-ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
-                                         optim::Optimizer& optimizer, const StateCheck& check) {
+ResumedCheckpoint load_latest_checkpoint_if_any(const std::string& folder, nn::Module& module,
+                                                optim::Optimizer& optimizer, const StateCheck& check) {
     ResumedCheckpoint resumed;
     for (const fs::path& checkpoint : checkpoints_in(folder)) {
-        Content content;
+        CheckpointContent content;
         try {
             content = read_content(checkpoint);
         } catch (const OutOfMemory&) {
@@ -333,11 +352,21 @@ ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& 
             resumed.damaged.push_back(std::string(error.what()).substr(error.op().size() + 3));
             continue;
         }
-        apply(content, checkpoint, module, optimizer, check);
         resumed.path = checkpoint.string();
         resumed.state = content.state;
-        return resumed;
+        apply(std::move(content), checkpoint, module, optimizer, check);
+        break;
     }
+    std::vector<std::string> newer = unfinished_after(resumed.path.empty() ? -1 : resumed.state.step, folder);
+    newer.insert(newer.end(), resumed.damaged.begin(), resumed.damaged.end());
+    resumed.damaged = std::move(newer);
+    return resumed;
+}
+
+ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
+                                         optim::Optimizer& optimizer, const StateCheck& check) {
+    ResumedCheckpoint resumed = load_latest_checkpoint_if_any(folder, module, optimizer, check);
+    if (!resumed.path.empty()) return resumed;
     throw Error(
         "load_checkpoint",
         fmt::format("there is no complete checkpoint in {} to resume from. Start without resuming, or "

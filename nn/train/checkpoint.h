@@ -35,6 +35,11 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
 /// the generators of the CPU and of those devices that are here, and returns the rest. Also reads those of version 1,
 /// which end with a file DONE instead of a manifest. Throws Error that names the file that is missing, damaged, or of
 /// another checkpoint (by its checksum), or what does not fit, and then nothing was changed.
+///
+/// The module may have another floating dtype than the one that was saved. Values are converted, and no digit is lost on
+/// the way that the memory here can hold: masters that the optimizer needs now are taken from the saved weights before
+/// these are rounded, and weights that need none any more are taken from the saved masters
+/// (Optimizer::exchange_masters()). The optimizer must be of the kind that was saved: moments are not made up.
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer);
 
 /// The path of the newest complete checkpoint in `folder`, by manifest and file sizes: those that were cut off in the
@@ -42,7 +47,7 @@ TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim
 std::optional<std::string> latest_checkpoint(const std::string& folder);
 
 struct ResumedCheckpoint {
-    std::string path;
+    std::string path;  // empty: there is none that is sound
     TrainingState state;
     std::vector<std::string> damaged;  // newer ones that were passed over, and why: a sentence each
 };
@@ -56,7 +61,28 @@ using StateCheck = std::function<void(const TrainingState&)>;
 ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
                                          optim::Optimizer& optimizer, const StateCheck& check = {});
 
-// ---- what save_checkpoint() is made of, for ranks that hold a part each ----
+/// The same, but where there is no sound checkpoint, or not even the folder, the path that it returns is empty.
+ResumedCheckpoint load_latest_checkpoint_if_any(const std::string& folder, nn::Module& module,
+                                                optim::Optimizer& optimizer, const StateCheck& check = {});
+
+// ---- what save_checkpoint() is made of ----
+
+/// What a checkpoint holds.
+struct CheckpointContent {
+    nn::StateDict model;                      // parameters and saved buffers, tied ones once
+    nn::StateDict optimizer;                  // Optimizer::state_dict()
+    std::map<std::string, std::string> tied;  // further names of tied tensors, and the first name of each
+    TrainingState state;
+};
+
+/// The tensors themselves, not copies.
+CheckpointContent checkpoint_content(const nn::Module& module, const optim::Optimizer& optimizer,
+                                     const TrainingState& state);
+
+/// Writes it as save_checkpoint() does. Nothing is left of one that fails.
+std::string write_checkpoint(const std::string& folder, const CheckpointContent& content, std::int64_t keep);
+
+// ---- what write_checkpoint() is made of, for ranks that hold a part each ----
 
 /// A tensor, or consecutive elements of it in row-major order.
 struct TensorPart {

@@ -30,6 +30,9 @@ public:
     RunFolder(RunFolder&&) noexcept;
     RunFolder& operator=(RunFolder&&) noexcept;
 
+    /// Whether a run was begun in this folder.
+    static bool holds_run(const std::string& path);
+
     std::string checkpoints() const;
     /// Drops the metrics of steps after `step`, which a resumed run will do again, and lines that are no JSON object with
     /// a step (cut off when the program was killed). Calls `kept` with every line that stays and has a loss, and returns

@@ -33,11 +33,16 @@ struct TrainerOptions {
     double clip = 0.0;              // largest norm of the gradient; 0: no clipping
     optim::Schedule schedule = {};  // learning rate of each update; none: the optimizer's own
 
-    std::string run_folder =
-        {};  // metrics, summary, report and checkpoints go here, see RunFolder; empty: nothing is written
-    bool resume = false;                // go on from the newest checkpoint in run_folder
+    /// Metrics, summary, report and checkpoints go here, see RunFolder; empty: nothing is written.
+    std::string run_folder = {};
+    /// Go on from the newest sound checkpoint in run_folder. Where there is none: an Error, or a new run.
+    bool resume = false, resume_if_possible = false;
     std::int64_t checkpoint_every = 0;  // updates; 0: only at the end
-    std::int64_t keep_checkpoints = 2;  // the newest ones; 0: all
+    std::int64_t keep_checkpoints = 2;  // the newest complete ones; 0: all
+    /// Whether training goes on while checkpoints are written, from a copy of parameters, buffers and optimizer state in
+    /// host memory. See CheckpointWriter for what it takes and what becomes of errors: a disk that is full ends the run
+    /// at the update after. The last checkpoint of a run is waited for, and needs no copy.
+    bool async_checkpoints = true;
 
     data::Loader* validation =
         nullptr;                      // one pass over it is a validation; may be the training loader itself
@@ -102,7 +107,7 @@ private:
     void update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch);
     bool is_applied(Run& run, const UpdateResult& result);
     std::optional<double> validate(Run& run);
-    void save_state(Run& run);
+    void save_state(Run& run, bool is_last);
     TrainingSummary finish(Run& run);
     TrainingSummary summary_of(const Run& run) const;
     void write_report(Run& run, const std::string& status, const TrainingSummary& summary,

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -8,6 +10,7 @@
 #include "core/backend.h"
 #include "core/copies.h"
 #include "core/cpu/blocks.h"
+#include "core/cpu/copy_past_caches.h"
 #include "core/factories.h"
 
 using namespace potluck;
@@ -333,5 +336,24 @@ TEST_CASE("BlockMap: operands and result of any strides and dtypes, for any numb
             if (places[i] != static_cast<std::int64_t>(i)) ++wrong;
         }
         CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("copy: long runs, which pass the caches by, come whole wherever they begin") {
+    constexpr std::int64_t spare = 200;
+    const std::int64_t longest = cpu::streamed_from + spare;
+    const Tensor from = Tensor::empty({longest}, {DType::u8}), to = Tensor::empty({longest}, {DType::u8});
+    std::mt19937 random(5);
+    std::generate_n(from.data<std::uint8_t>(), longest, [&] { return static_cast<std::uint8_t>(random()); });
+    for (const auto& [source, target, count] :
+         std::vector<std::array<std::int64_t, 3>>{{0, 0, cpu::streamed_from},
+                                                  {3, 5, cpu::streamed_from + 1},
+                                                  {64, 63, cpu::streamed_from + 127}}) {
+        std::memset(to.raw_data(), 0, static_cast<std::size_t>(longest));
+        copy(from.alias({count}, {1}, source), to.alias({count}, {1}, target));
+        CHECK(std::memcmp(to.data<std::uint8_t>() + target, from.data<std::uint8_t>() + source,
+                          static_cast<std::size_t>(count)) == 0);
+        for (std::int64_t i = 0; i < target; ++i) REQUIRE(to.data<std::uint8_t>()[i] == 0);
+        for (std::int64_t i = target + count; i < longest; ++i) REQUIRE(to.data<std::uint8_t>()[i] == 0);
     }
 }

@@ -290,6 +290,44 @@ def killed():
     require(steps == list(range(1, newest + 21)), f"steps are missing or doubled: {steps}")
 
 
+@case("train_gpt: --resume auto begins a run, goes on with it, and begins again where nothing sound is left")
+def resume_auto():
+    arguments = ["--text", text_file, "--run-folder", "auto", "--resume", "auto", *small, "--sample-tokens", 0,
+                 "--checkpoint-every", 4]
+    unbroken = trained("auto_unbroken", "--sample-tokens", 0, "--checkpoint-every", 4, "--steps", 12)
+    require("resumed" not in unbroken, unbroken)
+
+    def auto(steps):
+        result = train(*arguments, "--steps", steps)
+        require(result.returncode == 0, result.stdout)
+        require([line["step"] for line in metrics_of("auto")] == list(range(1, steps + 1)), "steps are missing or doubled")
+        return result.stdout
+
+    def spoil(step):
+        file = checkpoint_of("auto", step) / "model-0.safetensors"
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    require("resumed" not in auto(4), "there was nothing to go on from")
+    require("at step 4\n" in auto(8), "it does not say from which step it goes on")
+    spoil(8)
+    output = auto(12)
+    require("passed over" in output and "step_00000008" in output, output)
+    require("at step 4, the newest checkpoint that is sound" in output, output)
+    require("This run is finished" in auto(12), "nothing was left to do")
+    for step in (8, 12):
+        spoil(step)
+    output = auto(12)
+    require("a new run begins" in output and output.count("passed over") == 2, output)
+    # The settings of a run are those that it began with, also before its first checkpoint.
+    shutil.rmtree(folder / "auto" / "checkpoints")
+    refused([*arguments, "--steps", 12, "--seed", 7], "--seed", "42")
+    require("a new run begins" in auto(12), "there was nothing to go on from")
+    losses = [[line["loss"] for line in metrics_of(name)] for name in ("auto", "auto_unbroken")]
+    require(losses[0] == losses[1], f"{losses[0]}\n{losses[1]}")
+    refused(["--resume", "auto"], "--run-folder")
+
+
 @case("train_gpt: a finished run can be asked to write again, or to train on")
 def finished_run():
     trained("finished", "--steps", 10, "--sample-tokens", 0)
