@@ -28,7 +28,7 @@ struct Training {
         optimizer.zero_grad();
     }
     TrainingState state(std::int64_t step) const {
-        return {.step = step, .generators = generator_states(model)};
+        return {.step = step, .generators = generator_states(model.parameters())};
     }
 };
 
