@@ -34,6 +34,22 @@ void Storage::keep_until(std::shared_ptr<const PendingWork> work) {
     uses_.push_back(std::move(work));
 }
 
+void Storage::write_after_uses() {
+    PendingWorks uses;
+    {
+        const std::lock_guard lock(uses_mutex_);
+        if (uses_.empty()) return;
+        std::erase_if(uses_, [](const auto& use) { return use->is_done(); });
+        uses = uses_;
+    }
+    for (const auto& use : uses) {
+        if (device_.is_cpu())
+            use->wait();
+        else
+            use->block(device_, StreamKind::compute);
+    }
+}
+
 Storage::~Storage() {
     std::erase_if(uses_, [](const auto& use) { return use->is_done(); });
     if (!release_) {

@@ -36,6 +36,9 @@ public:
     void mark_parameter() { is_parameter_.store(true, std::memory_order_relaxed); }
     /// The bytes are given to nobody else, or back to their owner, before this work has ended.
     void keep_until(std::shared_ptr<const PendingWork> work);
+    /// Call before the bytes are written in place: what the compute stream is given from now on comes after the copies that
+    /// still use them (on a CPU device the host waits for these).
+    void write_after_uses();
 
     /// Grows by one with every in-place change through any view. What was saved for backward is compared with it.
     std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
