@@ -1,4 +1,4 @@
-// Trains a GPT on text, byte by byte, and lets it write. `./demo` builds and runs it.
+// Trains a GPT on text, byte by byte, and lets it generate text. `./demo` builds and runs it.
 
 #include <potluck.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 // ---- the text ----
 
-/// The sources and the documentation that this program was built from, those that are still there.
+/// The sources and the documentation from which this program was built, as far as they still exist.
 std::vector<std::string> own_sources() {
     std::vector<std::string> paths;
     for (const char* name : {"README.md", "core", "autograd", "data", "nn", "docs"})
@@ -30,21 +30,21 @@ std::vector<std::string> own_sources() {
     return paths;
 }
 
-/// A number that changes when the text does (FNV-1a).
+/// A hash that detects changes of the text (FNV-1a).
 std::uint64_t fingerprint(std::string_view text) {
     std::uint64_t hash = 0xcbf29ce484222325ULL;
     for (char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
     return hash;
 }
 
-/// The beginning of a text: its first line that is not blank, at most about 30 bytes of it.
+/// The beginning of a text: its first line that is not blank, at most about 30 bytes.
 std::string first_words(const std::string& text) {
     const std::size_t start = text.find_first_not_of(" \t\r\n");
     if (start == std::string::npos) return "\n";
     std::string line = text.substr(start, text.find_first_of("\r\n", start) - start);
     if (line.size() <= 30) return line;
     std::size_t end = line.rfind(' ', 30);
-    if (end == std::string::npos)  // no blank: cut between two characters of UTF-8
+    if (end == std::string::npos)  // no blank: cut between two UTF-8 characters
         for (end = 30; end > 1 && (static_cast<unsigned char>(line[end]) & 0xc0) == 0x80;) --end;
     return line.substr(0, end);
 }
@@ -110,7 +110,7 @@ std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
     return model;
 }
 
-// ---- what is shown ----
+// ---- output ----
 
 void show(std::string_view name, const std::string& value) { fmt::print("  {:<20} {}\n", name, value); }
 
@@ -140,15 +140,15 @@ void show_settings(const Settings& settings, const Text& text, const nn::Languag
 std::atomic<bool> stop_requested = false;
 static_assert(std::atomic<bool>::is_always_lock_free);  // so that a signal handler may set it
 
-/// The first Ctrl-C asks the trainer to stop, the second one ends the program at once.
+/// The first Ctrl-C asks the trainer to stop, the second one terminates the program.
 void on_signal(int signal) {
     stop_requested = true;
     std::signal(signal, SIG_DFL);
 }
 
-// ---- training and writing ----
+// ---- training and generating ----
 
-/// Whether the run to be resumed has done all of its steps. The model is then the one that it ended with.
+/// Whether the run to be resumed has completed all of its steps; if so, loads its final model.
 bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Optimizer& optimizer) {
     const std::string checkpoints = RunFolder(settings.run_folder, true).checkpoints();
     const std::optional<std::string> newest = latest_checkpoint(checkpoints);
@@ -160,7 +160,7 @@ bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Opti
     return true;
 }
 
-/// Trains until the end or Ctrl-C. False when it was stopped.
+/// Trains until the end or Ctrl-C. Returns false when it was stopped.
 bool train(const Settings& settings, const Text& text, nn::LanguageModel& model) {
     optim::AdamW optimizer(
         model,

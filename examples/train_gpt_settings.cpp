@@ -18,17 +18,17 @@ namespace {
 
 constexpr const char* settings_file = "settings.json";
 
-/// Why `text` names no device of this machine; empty when it does.
+/// Why `text` is not a device of this machine; empty when it is.
 std::string device_fault(const std::string& text) try {
     if (text != "best") describe(parse_device(text));
     return "";
 } catch (const Error& error) {
     std::string fault = error.what();
-    if (fault.ends_with('.')) fault.pop_back();  // the message that this becomes part of has its own
+    if (fault.ends_with('.')) fault.pop_back();  // the surrounding message has its own
     return fault;
 }
 
-/// Takes from the folder of an earlier run what that run is made of.
+/// Reads the settings of an earlier run from its folder.
 void take_settings_of_run(const CLI::App& app, Settings& settings) {
     const fs::path path = fs::path(settings.resume) / settings_file;
     std::ifstream file(path);

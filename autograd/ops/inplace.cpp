@@ -1,5 +1,5 @@
-// Changes in place: the members of Tensor that end in an underscore. They are never recorded. What may have been saved
-// for backward learns of them by the version of the storage.
+// In-place changes: the members of Tensor whose names end in an underscore. They are never recorded. Tensors that were
+// saved for backward detect them by the version of the storage.
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/copy.h"
@@ -32,7 +32,7 @@ void prepare_change(const char* name, const Tensor& target) {
     target.storage()->write_after_uses();  // a copy that was started before gets the elements as they are now
 }
 
-/// The bytes that a tensor reaches in its storage: [first, last). A negative stride reaches down.
+/// The range of bytes that a tensor covers in its storage: [first, last). A negative stride extends downwards.
 std::pair<std::int64_t, std::int64_t> reach(const Tensor& x) {
     std::int64_t first = x.offset();
     std::int64_t last = x.offset();
@@ -54,7 +54,7 @@ bool overlap(const Tensor& target, const Tensor& source) {
     return a_first < b_last && b_first < a_last;
 }
 
-/// `source` in the target's shape and in `dtype`, and safe to read while the target changes.
+/// `source` in the target's shape and in `dtype`, safe to read while the target is written.
 Tensor operand(const char* name, const Tensor& target, const Tensor& source, DType dtype) {
     if (is_grad_enabled() && source.requires_grad())
         throw Error(

@@ -10,9 +10,9 @@
 #include "core/cpu/parallel.h"
 #include "core/tensor.h"
 
-// Matrix products. The output is cut in tiles whose borders depend on the shapes only; each tile is one product in one
-// thread (core/cpu/gemm.h), so the bits do not depend on the number of threads. Measured over the shapes of a GPT-2,
-// tiles of 128 x 384 are as fast as letting oneDNN spread the whole product over two threads.
+// Matrix products. The output is divided into tiles whose borders depend only on the shapes; each tile is one product
+// in one thread (core/cpu/gemm.h), so the bits do not depend on the number of threads. On the shapes of GPT-2, tiles of
+// 128 x 384 are as fast as letting oneDNN split the whole product over two threads (measured).
 
 namespace potluck::cpu {
 namespace {
@@ -74,7 +74,7 @@ Products<T, Y> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
         p.a_batch.push_back(a.strides()[axis]);
         p.b_batch.push_back(b.strides()[axis]);
     }
-    // A batch axis that b does not have is more rows of a, as in a linear layer: one large product instead of many.
+    // A batch axis that b lacks adds rows to a, as in a linear layer: one large product instead of many.
     while (!p.batch.empty() && p.b_batch.back() == 0 && (p.m == 1 || p.a_batch.back() == p.m * p.a_row)) {
         if (p.m == 1) p.a_row = p.a_batch.back();
         p.m *= p.batch.back();
@@ -91,9 +91,9 @@ struct TileSize {
 constexpr TileSize largest_tile{128, 384};
 // What is prepared of an operand of a half type, widened or packed, serves longer.
 constexpr TileSize largest_half_tile{512, 512};
-constexpr std::int64_t wanted_tiles = 8;  // below this, tiles are halved so that more threads find work,
-constexpr std::int64_t least_tile_work = 1 << 21;   // while one is still worth it (multiplications)
-constexpr std::int64_t least_piece_work = 1 << 19;  // of several small products that one thread does in a row
+constexpr std::int64_t wanted_tiles = 8;            // below this, tiles are halved to occupy more threads,
+constexpr std::int64_t least_tile_work = 1 << 21;   // as long as one is worth its overhead (multiplications)
+constexpr std::int64_t least_piece_work = 1 << 19;  // of several small products in one thread
 
 struct Tiling {
     std::int64_t rows, columns;  // of one tile
@@ -101,7 +101,8 @@ struct Tiling {
 
     static std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-    // The size is cut in equal tiles, so that the last is no sliver; borders at multiples of the vector length.
+    // Divides the size into equal tiles, so that the last one is not tiny, with borders at multiples of the vector
+    // length.
     static std::int64_t even(std::int64_t size, std::int64_t largest) {
         const std::int64_t share = pieces(size, pieces(size, largest));
         return std::min(size, pieces(share, 16) * 16);
@@ -160,7 +161,7 @@ void multiply(const Products<T, Y>& p, bool accumulate) {
                   });
 }
 
-// ---- integers: exact modulo 2^bits, as unsigned arithmetic wraps around where signed would be undefined ----
+// ---- integers: exact modulo 2^bits: unsigned arithmetic wraps around where signed would be undefined ----
 
 template <class T>
 requires std::is_integral_v<T> &&
@@ -210,7 +211,7 @@ void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) {
 }
 
 void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
-    // The bias is laid down first and the product is added to it: one rounding, also in half types.
+    // y is initialised with the bias, and the product is added to it: one rounding, also in half types.
     copy(bias.broadcast_alias("linear", y.shape()), y);
     matmul(x,
            weight.alias({weight.size(1), weight.size(0)}, {weight.strides()[1], weight.strides()[0]},

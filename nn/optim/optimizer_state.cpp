@@ -1,4 +1,4 @@
-// What an optimizer saves and loads.
+// Saving and loading the state of an optimizer.
 
 #include <cmath>
 #include <set>
@@ -22,7 +22,7 @@ constexpr const char* master_name = "master";
 
 }  // namespace
 
-/// What belongs to a parameter after `steps` updates.
+/// The names of a parameter's state after `steps` updates.
 std::vector<std::string> Optimizer::parts_of(const Slot& slot, std::int64_t steps) const {
     std::vector<std::string> parts;
     if (steps > 0) {
@@ -74,7 +74,7 @@ std::string Optimizer::other_kind(const nn::StateDict& state) const {
         listed(moments), listed(own));
 }
 
-/// What belongs to each slot of a state that fits; else throws Error.
+/// The parts of a state for each slot if the state fits; else throws Error.
 std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& state) const {
     std::vector<std::string> missing, unknown, unfit;
     std::set<std::string> known;
@@ -98,7 +98,7 @@ std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& sta
     };
     const Tensor learning_rate = find(learning_rate_name, {});
     const Tensor all_steps = find(steps_name, {});
-    /// A number of updates, which the kernels take as an f64 too; 0 where it is none.
+    /// An update count, which the kernels also use as an f64; 0 if it is invalid.
     const auto steps_of = [&](const std::string& name, const Tensor& steps) -> std::int64_t {
         constexpr std::int64_t most = std::int64_t{1} << 53;
         const bool fits = is_integer(steps.dtype()) && steps.item<std::int64_t>() >= 0 &&
@@ -172,7 +172,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
         slot.moments.clear();
         slot.master = {};
         for (const Tensor& part : loaded[i].parts) {
-            // A copy of its own: the state may be another optimizer's, or a mapped file.
+            // A separate copy: the state may belong to another optimizer or a mapped file.
             const DType dtype = accumulation_dtype(slot.parameter.dtype());
             Tensor copy = empty(part.shape(), {dtype, slot.parameter.device()});
             copy.copy_(part.to(slot.parameter.device()));
@@ -182,7 +182,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
                 slot.master = copy;
             }
         }
-        // Not a version that the parameter ever had: weights loaded before or after this are compared with the master.
+        // A version that the parameter never had: weights that are loaded before or after this are compared with the
+        // master.
         slot.version = ~std::uint64_t{0};
     }
 }

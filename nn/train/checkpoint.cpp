@@ -22,7 +22,7 @@ constexpr const char* unfinished = ".partial";
 
 std::string step_name(std::int64_t step) { return fmt::format("step_{:08}", step); }
 
-/// Whether it is the folder of a checkpoint that was never finished. Whatever else lies there is not ours to remove.
+/// Whether it is the folder of an unfinished checkpoint. Nothing else there may be removed.
 bool is_unfinished(const fs::directory_entry& entry) {
     const fs::path name = entry.path().filename();
     const std::int64_t step = step_of(name.stem());
@@ -40,7 +40,7 @@ std::vector<std::string> unfinished_after(std::int64_t step, const fs::path& fol
     return sentences;
 }
 
-/// Makes a rename in this folder last through a power cut.
+/// Makes a rename in this folder survive a power failure.
 void sync_folder(const fs::path& folder) {
     const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
     if (descriptor < 0) return;
@@ -48,7 +48,7 @@ void sync_folder(const fs::path& folder) {
     close(descriptor);
 }
 
-/// Folders called like checkpoints, the newest first.
+/// Folders named like checkpoints, newest first.
 std::vector<fs::path> checkpoints_in(const fs::path& folder) {
     std::vector<fs::path> found;
     std::error_code failure;
@@ -83,7 +83,7 @@ void verify_checksums(const Manifest& manifest, const fs::path& checkpoint) {
     }
 }
 
-/// Every tensor whole, from however many files.
+/// Assembles every tensor, from any number of files.
 nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint) {
     std::map<std::string, TensorFile> files;
     for (const Manifest::File& file : manifest.files)
@@ -91,7 +91,7 @@ nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint)
             files.emplace(file.name, load_safetensors(checkpoint / file.name));
     nn::StateDict tensors;
     for (const auto& [name, described] : manifest.tensors) {
-        // All parts are looked for before a whole is made, whose size is but what the manifest says.
+        // All parts are looked up before the tensor is allocated, because its size is only a claim of the manifest.
         std::vector<Tensor> stored;
         for (const Manifest::Part& part : described.parts) {
             const auto file = files.find(part.file);
@@ -122,7 +122,7 @@ nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint)
     return tensors;
 }
 
-/// Throws Error for whatever is damaged.
+/// Throws Error if anything is damaged.
 CheckpointContent read_content(const fs::path& checkpoint) {
     const Manifest manifest = read_manifest(checkpoint);
     verify_checksums(manifest, checkpoint);
@@ -144,7 +144,7 @@ void add_tied(nn::StateDict& tensors, const std::map<std::string, std::string>& 
             tensors.emplace(name, first->second);
 }
 
-/// Loads what was read, or nothing of it: whatever can refuse does so before anything is changed.
+/// Loads all of what was read or nothing: everything that can fail is checked before anything is changed.
 void apply(CheckpointContent content, const fs::path& checkpoint, nn::Module& module,
            optim::Optimizer& optimizer, const StateCheck& check) {
     try {
@@ -167,14 +167,14 @@ nn::StateDict stored_tensors(const nn::Module& module) {
     return tensors;
 }
 
-/// Other programs ask a file for its "format", and take "pt".
+/// Other programs read the "format" of a file and accept "pt".
 std::map<std::string, std::string> metadata_of(const std::map<std::string, std::string>& tied) {
     std::map<std::string, std::string> metadata = {{"format", "pt"}};
     for (const auto& [name, first_name] : tied) metadata[tied_prefix + name] = first_name;
     return metadata;
 }
 
-/// Writes one file of a rank, and notes it in the manifest. Nothing to write makes no file.
+/// Writes one file of a rank and lists it in the manifest. Without tensors no file is written.
 void write_parts(const fs::path& folder, const std::string& name, const TensorParts& parts,
                  const std::string& prefix, const std::map<std::string, std::string>& tied,
                  Manifest& manifest) {
@@ -196,7 +196,7 @@ void write_parts(const fs::path& folder, const std::string& name, const TensorPa
     manifest.files.push_back({name, written.bytes, written.xxh3});
 }
 
-/// Calls `write`; what the file system refuses is an Error.
+/// Calls `write` and converts file system errors to Error.
 template <class Write>
 auto writing(const fs::path& path, Write&& write) {
     try {
@@ -290,9 +290,9 @@ std::string finish_checkpoint(const std::string& folder, const Manifest& manifes
             for (const fs::path& checkpoint : checkpoints_in(folder)) {
                 if (!is_complete(checkpoint)) continue;
                 if (kept++ < keep || checkpoint == complete)
-                    continue;  // older steps may follow a newer run's
+                    continue;  // a newer run may have written lower steps
                 fs::remove(checkpoint /
-                           manifest_file);  // first, so that no half-removed folder looks complete
+                           manifest_file);  // first, so that a partly removed folder does not look complete
                 fs::remove_all(checkpoint);
             }
         }
@@ -347,7 +347,7 @@ ResumedCheckpoint load_latest_checkpoint_if_any(const std::string& folder, nn::M
         try {
             content = read_content(checkpoint);
         } catch (const OutOfMemory&) {
-            throw;  // no damage
+            throw;  // not damage
         } catch (const Error& error) {
             resumed.damaged.push_back(std::string(error.what()).substr(error.op().size() + 3));
             continue;

@@ -20,7 +20,7 @@ namespace {
 
 Tensor on(Device device, const Tensor& x) { return x.defined() ? x.to(device) : x; }
 
-/// A layer that members() does not name would get gradients and never be updated, saved or moved.
+/// A layer that members() does not list would get gradients but never be updated, saved or moved.
 void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
     for (const nn::ForgottenLeaf& leaf : nn::forgotten_leaves(loss, module)) {
         fmt::print(
@@ -51,7 +51,7 @@ OneDevice::~OneDevice() {
     for (const Tensor& parameter : buffered_) {
         try {
             set_gradient_buffer(parameter, {});
-        } catch (const Error&) {  // it is no longer trained, so it has no buffer
+        } catch (const Error&) {  // it is no longer trained, so it has no gradient buffer
         }
     }
 }
@@ -138,7 +138,7 @@ LossTotal OneDevice::evaluate(data::Loader& loader) {
         total.count += loss.count;
     }
     set_generator_states(generators);
-    total.sum = sum.item();  // the one wait
+    total.sum = sum.item();  // the only wait
     return total;
 }
 

@@ -87,7 +87,7 @@ std::vector<EventScalar> scalars_of(const StepMetrics& metrics) {
     return scalars;
 }
 
-/// What an object of metrics.jsonl tells; fields that it lacks, or that hold no number, keep their defaults.
+/// Reads an object of metrics.jsonl; fields that are missing or not numbers keep their defaults.
 StepMetrics metrics_of(const json& line) {
     StepMetrics metrics;
     const auto read = [&](const char* name, auto& value) {

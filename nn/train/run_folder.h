@@ -23,8 +23,8 @@ class EventFile;
 ///     checkpoints/
 class RunFolder {
 public:
-    /// Makes the folder. Throws Error when it cannot be written to, or when it already holds a run: nothing is ever
-    /// overwritten. `resume` instead opens what is there.
+    /// Creates the folder. Throws Error when it cannot be written to, or when it already contains a run: nothing is
+    /// ever overwritten. With `resume`, opens the existing folder instead.
     RunFolder(std::string path, bool resume);
     ~RunFolder();
     RunFolder(RunFolder&&) noexcept;

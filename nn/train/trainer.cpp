@@ -13,14 +13,14 @@
 namespace potluck {
 namespace {
 
-/// Whether the targets are those of texts, (batch, time), and not one a sample.
+/// Whether the targets are texts, (batch, time), and not one per sample.
 bool counts_tokens(const data::Batch& batch) {
     return batch.targets.defined() && is_integer(batch.targets.dtype()) && batch.targets.ndim() >= 2;
 }
 
 }  // namespace
 
-/// What lives only while fit() runs.
+/// State that exists only while fit() runs.
 class Trainer::Run {
 public:
     explicit Run(const Trainer& trainer)
@@ -39,7 +39,7 @@ public:
     Progress progress;
     std::optional<RunFolder> folder;
     RunHistory history;                                 // of a run with a folder
-    std::optional<double> train_loss, validation_loss;  // the last ones
+    std::optional<double> train_loss, validation_loss;  // the most recent ones
     bool resumed = false;                               // and no update was made since
     std::int64_t validated_step = -1;
     bool said_no_targets = false, said_no_validation = false;
@@ -184,7 +184,8 @@ void Trainer::run_epoch(Run& run) {
     std::vector<data::Batch> micro_batches;
     for (data::Batch& batch : loader_) {
         micro_batches.push_back(std::move(batch));
-        // With its last batch the loader moves on to the next epoch, and a checkpoint must count this one as done.
+        // After an epoch's last batch the loader is at the next epoch, and a checkpoint must count this one as
+        // completed.
         const bool ends_epoch = loader_.state().item == 0;
         if (!ends_epoch && static_cast<std::int64_t>(micro_batches.size()) < options_.accumulate) continue;
         update(run, std::exchange(micro_batches, {}), ends_epoch);
@@ -238,7 +239,7 @@ void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool 
     run.meter.end_update();
 }
 
-/// Whether the update took place. Says why when it did not.
+/// Whether the update was applied. Reports why if it was not.
 bool Trainer::is_applied(Run& run, const UpdateResult& result) {
     using Outcome = UpdateResult::Outcome;
     if (result.outcome == Outcome::applied) return true;

@@ -1,4 +1,4 @@
-// Gradients with a convention, or that other frameworks got wrong once.
+// Gradients that follow a convention, or that other frameworks once got wrong.
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-"""The programs in examples/ run, and what they print holds. train_gpt is also stopped, resumed and fed with bad input.
+"""The programs in examples/ run and print the right results. train_gpt is also stopped, resumed and given bad input.
 
     examples.py BUILD_FOLDER
 """
@@ -34,7 +34,7 @@ def number_after(text, output):
 
 
 def wait_for(condition, seconds):
-    """Whether the condition comes true in time."""
+    """Waits for the condition; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -186,7 +186,7 @@ def fashion_mnist_bad_input():
     require(result.returncode == 1 and "train-images-idx3-ubyte.gz" in result.stdout, result.stdout)
 
 
-# ---- the main job ----
+# ---- train_gpt ----
 
 @case("train_gpt: unless a prompt is given, the text written at the end starts as the text does")
 def prompt_of_the_text():
@@ -368,7 +368,7 @@ def help_text():
 # ---- bad input ----
 
 def refused(arguments, *words):
-    """One line on standard error with all of `words`, nothing else done, a status that is not 0."""
+    """Checks for one line on standard error with all of `words`, no other effect, and a status that is not 0."""
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     result = subprocess.run([str(a) for a in (train_gpt, *arguments)], cwd=folder, text=True, capture_output=True,
                             stdin=subprocess.DEVNULL, timeout=120)
@@ -450,17 +450,17 @@ def bad_resume():
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     refused(["--resume", damaged("bad_settings", lambda run: cut(run / "settings.json"))], "settings.json", "damaged")
-    # The newest checkpoint is cut off: the one before it serves.
+    # The newest checkpoint is truncated: the one before it is used.
     name = damaged("one_cut", lambda run: cut(run / "checkpoints" / "step_00000006" / "model-0.safetensors"))
     result = train("--resume", name, "--sample-tokens", 0)
     require(result.returncode == 0 and "at step 3" in result.stdout, result.stdout)
     require([line["step"] for line in metrics_of(name)] == list(range(1, 7)), "steps are missing or doubled")
-    # Both are.
+    # Both are truncated.
     def cut_all(run):
         for model in run.glob("checkpoints/*/model-0.safetensors"):
             cut(model)
     refused(["--resume", damaged("all_cut", cut_all), "--steps", "9"], "checkpoint")
-    # A text that has changed since.
+    # A text that has changed since the run began.
     other = folder / "other.txt"
     other.write_text(text_file.read_text())
     result = train("--text", other, "--run-folder", "changed", *small, "--steps", 3, "--sample-tokens", 0)

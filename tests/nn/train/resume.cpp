@@ -1,5 +1,5 @@
-// A run that was stopped and resumed in another process gives the same bits as one that never stopped, with any number
-// of threads.
+// A run that was stopped and resumed in another process gives the same bits as an uninterrupted one, with any number of
+// threads.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -28,13 +28,13 @@ std::string environment(const char* name) {
 /// The work of a child process: trains to step 20, or stops at step `stop`.
 void train(const std::string& folder, bool resume, std::int64_t stop, int thread_count, DType dtype) {
     set_threads(thread_count);
-    manual_seed(resume ? 99 : 5);  // a resumed run must not depend on how the process began
+    manual_seed(resume ? 99 : 5);  // a resumed run must not depend on the initial state of the process
     nn::GPT2 model({.vocabulary = 40, .context = 16, .width = 32, .heads = 2, .layers = 2, .dropout = 0.1});
     model.to(dtype);
     optim::AdamW optimizer(model, {.weight_decay = 0.1});
     Generator generator(8);
     const Tensor tokens = randint(0, 40, {700}, {DType::i64}, &generator);
-    // 43 windows: epochs end in the middle of the run, with an incomplete batch and an incomplete window.
+    // 43 windows: epochs end in the middle of the run, with an incomplete batch and an incomplete accumulation.
     data::Loader loader(data::TokenWindows(tokens, 16, 16),
                         {.batch = 4, .shuffle = true, .workers = resume ? 2 : 1, .seed = 21});
     std::int64_t done = 0;
@@ -68,7 +68,7 @@ pid_t start_child(const std::string& test_case, const std::string& task) {
     return child;
 }
 
-/// Runs this program again, for the work above.
+/// Runs this program again, for the training above.
 void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t stop, int thread_count,
                             DType dtype) {
     const std::string task = folder + "\n" + (resume ? "1" : "0") + " " + std::to_string(stop) + " " +
@@ -80,7 +80,7 @@ void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t
     REQUIRE(WEXITSTATUS(status) == 0);
 }
 
-/// What a run left: its losses as they stand in the file, and the bytes of its last checkpoint.
+/// The result of a run: the losses in its file, and the bytes of its last checkpoint.
 struct Outcome {
     std::vector<std::string> losses;
     std::string model, optimizer, manifest;
@@ -115,7 +115,7 @@ void check_equal(const Outcome& a, const Outcome& b) {
 
 TEST_CASE("resume: a new process goes on with the same bits, with 1 and with 2 threads") {
     const std::string task = environment(task_variable);
-    if (!task.empty()) {  // this is the child
+    if (!task.empty()) {  // this is the child process
         const std::size_t line_end = task.find('\n');
         std::istringstream numbers(task.substr(line_end + 1));
         int resume = 0, thread_count = 0, dtype = 0;
@@ -148,7 +148,7 @@ TEST_CASE("resume: a run that is killed while it saves leaves a checkpoint that 
         manual_seed(6);
         return nn::GPT2({.vocabulary = 100, .context = 16, .width = 64, .heads = 2, .layers = 2});
     };
-    if (!task.empty()) {  // this is the child: it saves until it is killed
+    if (!task.empty()) {  // this is the child process: it saves until it is killed
         nn::GPT2 model = make();
         optim::AdamW optimizer(model);
         model.loss(zeros({1, 8}, {DType::i64}), zeros({1, 8}, {DType::i64})).backward();
