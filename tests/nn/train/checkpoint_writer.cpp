@@ -39,7 +39,10 @@ struct Training {
     }
     Device device() const { return model.lm_head.weight.device(); }
     TrainingState state(std::int64_t step) const {
-        return {.step = step, .epochs = 1, .loader = {1, 1, 5, 9}, .generators = generator_states(model.parameters())};
+        return {.step = step,
+                .epochs = 1,
+                .loader = {1, 1, 5, 9},
+                .generators = generator_states(model.parameters())};
     }
 
     nn::GPT2 model = [] {
