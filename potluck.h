@@ -59,6 +59,7 @@
 #include "nn/optim/schedule.h"
 #include "nn/optim/sgd.h"
 #include "nn/train/checkpoint.h"
+#include "nn/train/checkpoint_writer.h"
 #include "nn/train/choose_recompute.h"
 #include "nn/train/clip.h"
 #include "nn/train/execution.h"

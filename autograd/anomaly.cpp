@@ -60,7 +60,7 @@ void check_forward(const char* op, const Tensor& output, const std::vector<Tenso
         story += fmt::format("{}input {} {} {}", story.empty() ? "" : "; ", i, pretty(inputs[i].shape()),
                              name_of(content));
     }
-    // An infinity that came in may well go out: scores masked with -inf are meant.
+    // An infinite input may legitimately give an infinite output: scores masked with -inf.
     if (result == Content::infinite && !finite_inputs) return;
     throw Error(
         op, fmt::format("the anomaly check found that the result {} {} ({}). This is the first op that did.",

@@ -15,13 +15,13 @@ namespace potluck {
 /// there the first op throws an Error that says so (on the CPU at the replay, which runs the work).
 class AnomalyCheck {
 public:
-    /// `on` false takes the check away for a block within.
+    /// `on` false suspends the check in an inner block.
     [[nodiscard]] explicit AnomalyCheck(bool on = true) noexcept;
     ~AnomalyCheck();
     AnomalyCheck(const AnomalyCheck&) = delete;
     AnomalyCheck& operator=(const AnomalyCheck&) = delete;
 
-    /// Whether a check is on in this thread.
+    /// Whether a check is active in this thread.
     static bool is_on() noexcept;
 
 private:
@@ -29,9 +29,9 @@ private:
 };
 
 namespace detail {
-/// Throws Error(op, ...) when `output` holds a NaN, or an infinity although all `inputs` are finite.
+/// Throws Error(op, ...) when `output` contains a NaN, or an infinity although all `inputs` are finite.
 void check_forward(const char* op, const Tensor& output, const std::vector<Tensor>& inputs);
-/// The same for the gradient of input `index` that the backward of `op` made from `dy`.
+/// The same for `dx`, the gradient of input `index` that the backward of `op` computed from `dy`.
 void check_backward(const char* op, std::size_t index, const Tensor& dx, const Tensor& dy);
 }  // namespace detail
 

@@ -30,13 +30,13 @@ namespace potluck {
 
 namespace {
 
-/// Tells threads apart, at less cost than an id.
+/// Identifies the thread, at less cost than a thread id.
 const void* this_thread() {
     thread_local const char mark = 0;
     return &mark;
 }
 
-/// An op whose backward runs, in this thread: what it saved must not be freed by a walk within.
+/// Marks an op whose backward runs in this thread: a nested backward must not free what it saved.
 class Running {
 public:
     explicit Running(const Node& node) : node_(node), outer_(std::exchange(innermost, this)) {}
@@ -61,7 +61,7 @@ thread_local const Running* Running::innermost = nullptr;
 
 class Engine {
 public:
-    /// `targets` null: leaves collect. Else: only the gradients of the targets are computed.
+    /// `targets` null: gradients go to the leaves. Else only the gradients of the targets are computed.
     Engine(const char* caller, const Tensor& root, const BackwardOptions& options,
            const std::vector<Tensor>* targets)
         : caller_(caller),
@@ -99,7 +99,7 @@ public:
         const OpScope scope("backward");
         const GradMode mode(create_graph_);
         const Autocast off(DType::f32);
-        // What can fail comes first, so that either all gradients appear or none.
+        // Everything that may fail comes first, so that either all gradients become visible or none.
         for (Item& item : items_)
             if (item.result.defined()) collector_.prepare_result(item);
         if (!to_leaves_) return;
@@ -108,7 +108,7 @@ public:
         for (Item& item : items_) item.appeared = false;
     }
 
-    /// After commit(); undefined for a node that the root does not depend on.
+    /// Valid after commit(); undefined for a node that the root does not depend on.
     Tensor result_of(const Node& node) const {
         const auto found = index_.find(&node);
         return found == index_.end() ? Tensor() : items_[found->second].result;
@@ -123,7 +123,7 @@ private:
         bool finished = false;       // its gradient has been dealt with
     };
 
-    /// The gradients of one node's inputs.
+    /// Receives the gradients of one node's inputs.
     class InputGradients final : public Gradients {
     public:
         InputGradients(Engine& engine, const Node& node) : engine_(engine), node_(node) {}
@@ -189,7 +189,7 @@ private:
         for (std::size_t i = 0; i < items_.size(); ++i) index_[items_[i].node.get()] = i;
     }
 
-    /// Keeps other threads away from the node until the engine ends. A walk within one of this thread may use it too.
+    /// Reserves the node for this thread until the engine ends. A nested backward of the same thread may use it too.
     void claim(Node& node) {
         const void* nobody = nullptr;
         if (node.walker.compare_exchange_strong(nobody, this_thread(), std::memory_order_acquire)) {
@@ -218,7 +218,7 @@ private:
                 if (found != index_.end()) items_[found->second].target = true;
             }
         }
-        for (std::size_t i = items_.size(); i-- > 0;) {  // the leaves first
+        for (std::size_t i = items_.size(); i-- > 0;) {  // from the leaves upwards
             Item& item = items_[i];
             const Node& node = *item.node;
             if (to_leaves_) item.target = node.depth == 0 || node.retains_gradient;
@@ -318,7 +318,7 @@ private:
         collector_.add(caller_, item_of(*root_), start);
     }
 
-    /// The op's backward, and then: whoever got all of its gradient may be dealt with.
+    /// Runs the op's backward, and then finishes every input whose gradient is now complete.
     void run_node(Item& item) {
         Node& node = *item.node;
         Tensor dy = finish(item);
@@ -335,7 +335,7 @@ private:
             InputGradients dx(*this, node);
             node.saved.freed_after_use_ = !keep_graph_;
             {
-                const AnomalyCheck inside(false);  // the op is to be named, not the parts of its gradient
+                const AnomalyCheck inside(false);  // the error must name the op, not the ops of its backward
                 const std::uint64_t version = dy.storage()->version();
                 const Running running(node);
                 node.backward(node.saved, dy, dx);
@@ -347,17 +347,17 @@ private:
             if (AnomalyCheck::is_on()) check_gradients(node, dy);
         }
         dy = Tensor();
-        // A hook may run a backward that frees this node: what is left of its inputs is then finished in its own turn.
+        // A hook may run a backward that frees this node: its remaining inputs are then finished when their turn comes.
         for (std::size_t i = 0; i < node.inputs.size(); ++i) {
             if (node.inputs[i] == nullptr || !item_of(*node.inputs[i]).needed) continue;
             Item& behind = item_of(*node.inputs[i]);
-            // A leaf is dealt with at once, so that its hooks run as early as they can.
+            // A leaf is finished immediately, so that its hooks run as early as possible.
             if (--behind.consumers == 0 && behind.node->depth == 0) (void)finish(behind);
         }
         if (!keep_graph_) free_node(node);
     }
 
-    /// Takes the complete gradient of an item: runs the hooks, and keeps it for whom it is.
+    /// Takes the complete gradient of an item, runs its hooks, and stores it where it is wanted.
     Tensor finish(Item& item) {
         item.finished = true;
         Tensor gradient = std::move(item.gradient);
@@ -374,7 +374,7 @@ private:
     }
 
     Tensor run_hooks(const Item& item, Tensor gradient) const {
-        const std::vector<GradientHook> hooks = item.node->hooks;  // a hook may add hooks
+        const std::vector<GradientHook> hooks = item.node->hooks;  // a copy: a hook may add hooks
         for (const GradientHook& hook : hooks) {
             const std::uint64_t version = gradient.storage()->version();
             const Tensor other = hook(gradient);
@@ -421,7 +421,7 @@ private:
     bool to_leaves_;
     Collector collector_;
     std::shared_ptr<Node> root_;
-    std::vector<Item> items_;  // the deepest first
+    std::vector<Item> items_;  // deepest first
     std::unordered_map<const Node*, std::size_t> index_;
     std::vector<Node*> claimed_;
 };

@@ -2,10 +2,10 @@
 
 namespace potluck {
 
-/// Whether ops of this thread record themselves on the tape (the default).
+/// Whether ops of this thread are recorded on the tape (the default).
 bool is_grad_enabled() noexcept;
 
-/// Sets recording for this thread while it lives.
+/// Turns recording on or off in this thread while the object lives.
 class GradMode {
 public:
     [[nodiscard]] explicit GradMode(bool enabled) noexcept;

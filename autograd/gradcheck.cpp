@@ -14,8 +14,8 @@ namespace potluck {
 
 namespace {
 
-/// A copy with the same strides over memory of its own, so that ops see the same layout. A broadcast view, whose elements
-/// cannot be moved one by one, is laid out in full.
+/// A copy with its own memory but the same strides, so that ops see the same layout. A broadcast view, whose elements
+/// cannot be changed one by one, becomes contiguous.
 Tensor same_layout(const Tensor& x) {
     if (detail::overlaps_itself(x)) return detail::copy_of(x);
     const std::int64_t length = x.storage()->bytes() / size_of(x.dtype());
@@ -23,7 +23,7 @@ Tensor same_layout(const Tensor& x) {
     return detail::copy_of(flat).alias(x.shape(), x.strides(), x.offset());
 }
 
-/// The place of element `index` (counted in row-major order), as a tensor without axes.
+/// Element `index` (in row-major order) as a 0-dimensional view.
 Tensor element(const Tensor& x, std::int64_t index) {
     std::int64_t offset = x.offset();
     for (std::size_t axis = x.shape().size(); axis-- > 0;) {
@@ -60,7 +60,7 @@ std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f
         throw Error("gradcheck", fmt::format("step {} must be above 0, and the tolerances {} and {} must not "
                                              "be negative.",
                                              options.step, options.absolute, options.relative));
-    // The inputs that are differentiated, as leaves of their own.
+    // Copies of the inputs; those to be differentiated are leaves.
     std::vector<Tensor> leaves = inputs, wanted;
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -86,7 +86,7 @@ std::string gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& f
 
     const NoGrad guard;
     const auto evaluate = [&] {
-        const GradMode recording(true);  // the function may itself ask for gradients
+        const GradMode recording(true);  // the function may compute gradients itself
         return (function(leaves).detach() * weights).sum().item();
     };
     for (std::size_t i = 0; i < wanted.size(); ++i) {

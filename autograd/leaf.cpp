@@ -1,4 +1,4 @@
-// What a user does with a leaf: hooks, a buffer for its gradient, reading and setting it, other elements.
+// The operations on a leaf: hooks, a gradient buffer, reading and setting the gradient, replacing the elements.
 
 #include <mutex>
 
@@ -88,7 +88,7 @@ Tensor Tensor::grad() const {
 void Tensor::set_grad(const Tensor& gradient) {
     if (!gradient.defined()) {
         if (node() == nullptr) return;
-        Tensor dropped;  // after the lock is open again: it may hold a graph
+        Tensor dropped;  // destroyed after the mutex is unlocked: it may own a graph
         const std::lock_guard lock(node()->gradient_mutex);
         std::swap(node()->gradient, dropped);
         return;
@@ -134,7 +134,7 @@ void Tensor::set_elements(const Tensor& elements) const {
         node()->dtype = dtype();
         node()->device = device();
         storage()->mark_parameter();
-        // A buffer for the gradient stays where it still fits.
+        // A gradient buffer is kept if it still fits.
         const Tensor& buffer = node()->gradient_buffer;
         const bool fits = buffer.defined() && buffer.device() == device() &&
                           (buffer.dtype() == dtype() || (is_half(dtype()) && buffer.dtype() == DType::f32));

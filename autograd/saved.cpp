@@ -13,7 +13,7 @@ namespace {
 
 thread_local SavedTensorHooks* running_hooks = nullptr;
 
-/// While a hook runs, what it computes is neither recorded nor hooked.
+/// While a hook runs, its ops are neither recorded nor passed to hooks.
 class HookScope {
 public:
     HookScope() : outer_(std::exchange(running_hooks, nullptr)) {}
@@ -108,7 +108,7 @@ Tensor Saved::operator[](std::size_t index) const {
     const Slot& kept = slot(index);
     Tensor tensor = read(kept);
     if (!kept.is_output || !is_grad_enabled()) return tensor;
-    // For second derivatives the result needs its place on the tape again.
+    // For second derivatives the output needs its node again.
     Tensor output = tensor.detach();
     output.set_node(owner_->shared_from_this());
     return output;

@@ -14,43 +14,43 @@ namespace potluck {
 struct Node;
 class SavedTensorHooks;
 
-/// What an op kept for its backward. Reading checks that nothing was changed since.
+/// The tensors that an op saved for its backward. Reading checks that they have not been changed since.
 class Saved {
 public:
     Saved() = default;
-    /// What `owner`, the node of `output`, keeps. Runs the pack hook of this thread on each defined tensor.
+    /// The tensors saved by `owner`, the node of `output`. Runs this thread's pack hook on each defined tensor.
     Saved(Node& owner, const Tensor& output, std::vector<Tensor> tensors);
 
-    /// Tensor `index` of those given to record(). Throws Error when it was changed in place since, or when backward()
-    /// has already freed it.
+    /// Saved tensor number `index`, as given to record(). Throws Error when it was changed in place since, or when
+    /// backward() has already freed it.
     Tensor operator[](std::size_t index) const;
     std::size_t size() const { return slots_.size(); }
-    /// Tensor `index` when nothing else can see its memory and backward() frees it right after this op, so that the op
-    /// may write a gradient over it; else an undefined tensor. Take it before reading the slot in any other way.
+    /// Tensor `index` if nothing else refers to its memory and backward() frees it right after this op, so that the op
+    /// may overwrite it with a gradient; else an undefined tensor. Call it before any other access to this slot.
     Tensor reusable(std::size_t index) const;
-    /// The storages that the slots keep alive, each once. Of what a pack hook returned: those of tensors.
+    /// The storages that the slots keep alive, each once. For the result of a pack hook: the storages of its tensors.
     std::vector<const Storage*> storages() const;
-    /// Their bytes.
+    /// The total bytes of these storages.
     std::int64_t bytes() const;
 
 private:
     friend class Engine;
     friend struct Node;
 
-    /// What a pack hook made of a tensor.
+    /// What a pack hook returned for a tensor.
     struct Packed {
         std::any content;
         std::function<Tensor(const std::any&)> unpack;
         Shape shape;
         DType dtype;
         Device device;
-        std::weak_ptr<Storage> storage;  // of the tensor itself
-        std::shared_ptr<Node> node;      // its place on the tape
-        Tensor unpacked = {};            // while the op's backward runs
+        std::weak_ptr<Storage> storage;  // of the original tensor
+        std::shared_ptr<Node> node;      // its node
+        Tensor unpacked = {};            // only while the op's backward runs
     };
     struct Slot {
-        Tensor tensor;              // without a place on the tape when it is the op's own output (no cycle)
-        std::uint64_t version = 0;  // of the storage when it was saved
+        Tensor tensor;              // without its node if it is the op's own output (avoids a cycle)
+        std::uint64_t version = 0;  // of the storage at the time of saving
         bool is_output = false;
         std::unique_ptr<Packed> packed;  // then `tensor` is undefined
     };
@@ -65,15 +65,16 @@ private:
     bool freed_after_use_ = false;  // set while a backward runs that does not retain the graph
 };
 
-/// `SavedTensorHooks guard(pack, unpack);` lets all that ops of this thread keep for their backward go through `pack`
-/// until the end of the block: it stores what `pack` returns in the tensor's place (a copy in another memory, the name of
-/// a file), and calls `unpack` with it once for each backward of the op. For offloading, compressing, counting.
+/// `SavedTensorHooks guard(pack, unpack);` passes every tensor that ops of this thread save for backward to `pack`
+/// until the end of the block. It stores what `pack` returns instead of the tensor (a copy in other memory, a file
+/// name), and calls `unpack` with it once for each backward of the op. For offloading, compression, statistics.
 ///
-/// Both run without recording and without hooks. pack() sees every kept tensor, parameters and indices too, and may
-/// return one as it is. unpack() must return the tensor's shape, dtype and device, else Error; the values are its
-/// matter, but a tensor that was changed in place since is an Error as ever when unpack() returns its own memory.
-/// backward() frees what was packed as it frees what was saved. What a hook throws goes to the caller of the op, which
-/// then records nothing, or of backward(). An inner guard takes the place of an outer one.
+/// Both run without recording and without hooks. pack() sees every saved tensor, including parameters and indices, and
+/// may return it unchanged. unpack() must return a tensor of the same shape, dtype and device, else Error; its values
+/// are not checked, but if unpack() returns the saved tensor's own memory, an in-place change since is an Error as
+/// usual. backward() frees packed values as it frees saved tensors. An exception of pack() reaches the caller of the
+/// op, which is then not recorded; one of unpack() reaches the caller of backward(). An inner guard replaces an outer
+/// one.
 class SavedTensorHooks {
 public:
     using Pack = std::function<std::any(const Tensor& tensor)>;

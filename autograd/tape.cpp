@@ -13,8 +13,8 @@ namespace potluck {
 
 namespace {
 
-/// What a dying node leaves behind. Destroying an entry may destroy a node, which adds its own remains here instead of
-/// destroying them: so the depth of the graph never becomes depth of the stack.
+/// The members of destroyed nodes, still to be destroyed. Destroying an entry may destroy a node, which adds its own
+/// members here instead of destroying them recursively: so a deep graph needs no deep stack.
 struct Remains {
     std::vector<std::shared_ptr<Node>> nodes;
     std::vector<Tensor> tensors;
@@ -32,7 +32,7 @@ struct Remains {
     }
 };
 
-// A plain pointer, so that it may be used at any time of a thread's end.
+// A plain pointer, so that it can be used at any time during a thread's exit.
 thread_local Remains* open_remains = nullptr;
 
 }  // namespace

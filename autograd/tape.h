@@ -17,46 +17,46 @@ namespace potluck {
 
 class Gradients;
 
-/// Computes the gradients of the inputs from `dy`, the gradient of the output (same shape, dtype and device as it).
-/// Runs with recording off, or on when a graph of the gradient was asked for: written with ops of autograd/ops.h it
-/// can then be differentiated again. `dy` may be seen by others and must not be changed.
+/// Computes the gradients of the inputs from `dy`, the gradient of the output (same shape, dtype and device). It runs
+/// with recording off; with create_graph it runs with recording on: if it is written with ops of autograd/ops.h, its
+/// result can then be differentiated again. `dy` may be shared and must not be changed.
 using BackwardFunction = std::function<void(const Saved& saved, const Tensor& dy, Gradients& dx)>;
 
-/// Where a backward puts the gradients of its op's inputs.
+/// Receives the gradients of an op's inputs from its backward.
 class Gradients {
 public:
     virtual ~Gradients() = default;
 
-    /// Whether input `index` needs a gradient at all. Skip the work when it does not.
+    /// Whether input `index` needs a gradient. If not, skip the work.
     virtual bool wants(std::size_t index) const = 0;
-    /// The dtype in which the gradient of input `index` is collected: the input's own, or that of its buffer (f32 for a
-    /// half type, see set_gradient_buffer()).
+    /// The dtype in which the gradient of input `index` is accumulated: the input's own, or that of its gradient buffer
+    /// (f32 for a half type, see set_gradient_buffer()).
     virtual DType dtype(std::size_t index) const = 0;
-    /// Whether something has been collected for input `index`.
+    /// Whether a gradient for input `index` has already been added.
     virtual bool collected(std::size_t index) const = 0;
-    /// Adds `gradient` to input `index`: summed over axes that were broadcast, converted to dtype(index).
+    /// Adds `gradient` to input `index`, summed over broadcast axes and converted to dtype(index).
     virtual void add(std::size_t index, const Tensor& gradient) = 0;
 
-    /// Where the gradient of an input is collected: contiguous, in the input's shape and in dtype(index).
+    /// The memory in which an input's gradient is accumulated: contiguous, with the input's shape and dtype(index).
     struct Destination {
         Tensor memory;
-        bool accumulate;  // false: there is nothing yet, every element of the memory must be written
+        bool accumulate;  // false: nothing was added yet; every element must be written
     };
-    /// For ops that write a gradient themselves, or add to it in place (matmul). From here on the memory counts as the
-    /// gradient. Only without create_graph: such ops must take add() when is_grad_enabled().
+    /// For ops that write a gradient themselves, or add to it in place (matmul). From this call on the memory is the
+    /// gradient. Only without create_graph: such ops must call add() when is_grad_enabled().
     virtual Destination destination(std::size_t index) = 0;
-    /// The same memory, made of zeros when there was nothing yet: for ops that add to parts of it (slices, rows of an
-    /// embedding).
+    /// The same memory, initialised to zeros if nothing was added yet: for ops that add to parts of it (slices, rows of
+    /// an embedding).
     virtual Tensor buffer(std::size_t index) = 0;
 };
 
-/// Sees the gradient of a tensor before it goes on, and may return another one in its place (undefined: keep it).
+/// Receives the gradient of a tensor before it is used, and may return a replacement (undefined: keep it).
 using GradientHook = std::function<Tensor(const Tensor& gradient)>;
-/// Gets the grad() of a leaf once all of a backward has been added to it.
+/// Receives the grad() of a leaf when a backward has added all its contributions to it.
 using AccumulatedHook = std::function<void(const Tensor& gradient)>;
 
-/// One tensor's place on the tape: how it was made from others. A leaf has no backward and collects its gradient.
-/// Tensor and node are one to one, so a drawing of the nodes is a drawing of the computation.
+/// The node of one tensor on the tape: how it was computed from others. A leaf has no backward and accumulates its
+/// gradient. Each tensor on the tape has exactly one node, so a drawing of the nodes shows the computation.
 struct Node : std::enable_shared_from_this<Node> {
     const char* name = "leaf";                  // the op
     std::vector<std::shared_ptr<Node>> inputs;  // null where an input needs no gradient
@@ -67,12 +67,12 @@ struct Node : std::enable_shared_from_this<Node> {
     std::int64_t depth = 0;  // 0 for a leaf, else 1 + the largest of the inputs
 
     Tensor gradient;         // of a leaf, or when retained
-    Tensor gradient_buffer;  // of a leaf; gradient is then undefined, or shows the same memory
+    Tensor gradient_buffer;  // of a leaf; `gradient` is then undefined or refers to the same memory
     std::vector<AccumulatedHook> accumulated_hooks;
     std::mutex gradient_mutex;                 // guards `gradient`: threads may share a leaf
-    std::atomic<const void*> walker{nullptr};  // the thread whose backward has this node to itself
+    std::atomic<const void*> walker{nullptr};  // the thread whose backward has reserved this node
 
-    // the tensor itself, for checks and for printing
+    // properties of the tensor itself, for checks and printing
     Shape shape;
     DType dtype = DType::f32;
     Device device;
@@ -83,16 +83,16 @@ struct Node : std::enable_shared_from_this<Node> {
     Node& operator=(const Node&) = delete;
 };
 
-/// Puts `output` on the tape as the result of op `name` on `inputs`, keeping `saved` for `backward` (which may hold
-/// numbers, never tensors: those belong in `saved`, so that changes are caught, memory is counted and backward() can
-/// free them). Does nothing when recording is off or no input needs a gradient. `output` must be a fresh tensor that
-/// is not yet on the tape; it may be among `saved`. Returns `output`.
+/// Puts `output` on the tape as the result of op `name` on `inputs`, and saves `saved` for `backward`. (`backward` may
+/// capture numbers but never tensors: those belong in `saved`, so that changes are detected, memory is counted and
+/// backward() can free them.) Does nothing when recording is off or no input needs a gradient. `output` must be a new
+/// tensor that is not yet on the tape; it may be among `saved`. Returns `output`.
 Tensor record(const char* name, const Tensor& output, std::vector<Tensor> inputs, std::vector<Tensor> saved,
               BackwardFunction backward);
 
 struct BackwardOptions {
     Tensor gradient = {};       // of the root; undefined: 1 (the root must then have one element)
-    bool retain_graph = false;  // keep what was saved, so that backward can run again
+    bool retain_graph = false;  // keep what ops saved, so that backward can run again
     bool create_graph = false;  // record the gradients themselves (second derivatives); implies retain_graph
 };
 
@@ -122,26 +122,26 @@ void backward(const Tensor& root, const BackwardOptions& options = {});
 template <std::size_t N>
 void backward(const Tensor&, MistypedOptions<N>, Refused<"no such option: see BackwardOptions", N> = {});
 
-/// The gradients of `root` with respect to `inputs`, without touching anybody's grad(). Undefined where root does not
-/// depend on an input.
+/// The gradients of `root` with respect to `inputs`, without changing any grad(). Undefined for an input that root does
+/// not depend on.
 std::vector<Tensor> gradients(const Tensor& root, const std::vector<Tensor>& inputs,
                               const BackwardOptions& options = {});
 template <std::size_t N>
 std::vector<Tensor> gradients(const Tensor&, const std::vector<Tensor>&, MistypedOptions<N>,
                               Refused<"no such option: see BackwardOptions", N> = {});
 
-/// Runs `hook` on the gradient of `tensor` in every later backward, before it goes on to the ops behind or is added to
-/// grad(). It sees what this backward alone has collected, in the dtype of the tensor (or of its gradient buffer), and
-/// must not change it in place, since other branches may share its memory: that is an Error. Return another tensor
-/// instead. Throws Error when the tensor needs no gradient. A hook of a leaf must not hold the leaf itself (a circle
-/// that is never freed).
+/// Runs `hook` on the gradient of `tensor` in every later backward, before it is passed on to the tensor's op or added
+/// to grad(). The hook gets the sum of the contributions of this backward alone, in the dtype of the tensor (or of its
+/// gradient buffer). Changing it in place is an Error, since other branches may share its memory: return another tensor
+/// instead. Throws Error when the tensor needs no gradient. A hook of a leaf must not capture the leaf itself (a
+/// reference cycle that is never freed).
 void add_gradient_hook(const Tensor& tensor, GradientHook hook);
-/// Runs `hook` with the grad() of `leaf` once in every later backward() that contributes to it, as soon as nothing more
-/// will come: while the walk still goes on behind other tensors. It may change the gradient in place (reduce it over
-/// processes), and take it away (after an update). gradients() does not run it. Throws Error when `leaf` is not a leaf
-/// that requires a gradient. It must not hold the leaf itself.
+/// Runs `hook` with the grad() of `leaf` once in every later backward() that contributes to it, as soon as it is
+/// complete, while the backward continues with other tensors. The hook may change the gradient in place (reduce it over
+/// processes) and drop it (after an update). gradients() does not run it. Throws Error when `leaf` is not a leaf that
+/// requires a gradient. The hook must not capture the leaf itself.
 void add_accumulated_hook(const Tensor& leaf, AccumulatedHook hook);
-/// Keeps the gradient of an inner tensor in its grad(), as for a leaf.
+/// Keeps the gradient of a non-leaf tensor in its grad(), as for a leaf.
 void retain_gradient(const Tensor& tensor);
 
 /// Lets the gradient of `leaf` be collected in `buffer`: memory that somebody else laid out, such as a part of a flat
@@ -158,9 +158,9 @@ void retain_gradient(const Tensor& tensor);
 /// own memory. A backward() that comes upon two leaves whose buffers overlap throws Error before anything is changed.
 void set_gradient_buffer(const Tensor& leaf, const Tensor& buffer);
 
-/// The tape that leads to `root`, one op a line: op, shape, dtype, inputs, bytes saved.
+/// The tape that leads to `root`, one op per line: op, shape, dtype, inputs, bytes saved.
 std::string tape_to_text(const Tensor& root);
-/// The same as a DOT drawing (`dot -Tsvg`).
+/// The same as a DOT graph (`dot -Tsvg`).
 std::string tape_to_dot(const Tensor& root);
 
 }  // namespace potluck

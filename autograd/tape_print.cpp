@@ -9,7 +9,7 @@ namespace potluck {
 
 namespace {
 
-/// All nodes behind `root`, the inputs before their users, numbered in this order.
+/// All nodes that lead to `root`, inputs before their users, numbered in this order.
 struct Drawing {
     std::vector<const Node*> nodes;
     std::unordered_map<const Node*, std::size_t> numbers;

@@ -23,7 +23,7 @@ std::string unused_name(const std::string& target) {
     return fmt::format("{}.tmp-{}-{}", target, getpid(), next.fetch_add(1));
 }
 
-/// Where writing to `path` ends: the file behind symbolic links, so that the link itself stays.
+/// The file that a write to `path` reaches: the target of symbolic links, so that the link itself remains.
 std::string behind_links(const std::string& path) {
     std::error_code failure;
     if (!std::filesystem::is_symlink(path, failure)) return path;
@@ -45,7 +45,7 @@ AtomicFile::AtomicFile(std::string op, const std::string& path)
         throw Error(op_, fmt::format("{} exists and is no ordinary file. Choose another path.", path));
     file_ = open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
     if (file_ >= 0) return;
-    // Not every file system has files without a name.
+    // Not every file system supports files without a name.
     temporary_ = unused_name(target_);
     file_ = open(temporary_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
     if (file_ < 0) {
@@ -62,7 +62,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::write(const void* data, std::int64_t bytes) {
     const auto* next = static_cast<const char*>(data);
     while (bytes > 0) {
-        // A piece is still in the processor's cache when its checksum comes after it was copied to the kernel.
+        // Small pieces: a piece is still in the CPU cache when its checksum is computed after the write.
         constexpr std::int64_t at_once = std::int64_t{1} << 19;
         const ssize_t written = ::write(file_, next, static_cast<std::size_t>(std::min(bytes, at_once)));
         if (written < 0 && errno == EINTR) continue;
@@ -71,6 +71,12 @@ void AtomicFile::write(const void* data, std::int64_t bytes) {
         bytes_ += written;
         next += written;
         bytes -= written;
+        // The disk works while the rest is copied, instead of waiting for fsync().
+        constexpr std::int64_t stretch = std::int64_t{16} << 20;
+        if (bytes_ - started_ >= stretch) {
+            (void)sync_file_range(file_, started_, bytes_ - started_, SYNC_FILE_RANGE_WRITE);
+            started_ = bytes_;
+        }
     }
 }
 
@@ -81,8 +87,7 @@ void AtomicFile::commit() {
     temporary_.clear();
     const int folder = open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder >= 0) {
-        fsync(
-            folder);  // the content is safe; where a folder cannot be synchronised its name follows a little later
+        fsync(folder);  // the content is safe; the name becomes durable later if fsync fails
         close(folder);
     }
 }

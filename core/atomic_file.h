@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: files that appear whole or not at all.
+// Internal: files that are written completely or not at all.
 
 #include <cstdint>
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace potluck {
 
-/// A file that is written beside its final place and moved there by commit(). Whoever opens the path finds the old
-/// content or the new one. Destroyed before commit(), it leaves no trace; killed, it leaves none either where the file
-/// system can hold files without a name.
+/// A file that is written under a temporary name and moved to its final path by commit(). A reader of the path finds
+/// either the old content or the new one. Destruction without commit() leaves no trace; neither does a killed process,
+/// where the file system supports files without a name.
 class AtomicFile {
 public:
     /// Throws Error(op, ...) when the folder cannot be written.
@@ -24,7 +24,7 @@ public:
     /// Makes the content durable (fsync), then visible (rename), then the name durable (fsync of the folder).
     void commit();
 
-    /// Of what was written.
+    /// Number of bytes written so far.
     std::int64_t bytes() const { return bytes_; }
     std::string checksum() const { return checksum_.text(); }
 
@@ -33,12 +33,13 @@ private:
     [[noreturn]] void fail(const char* what) const;
 
     std::string op_;
-    std::string path_;    // as the user named it
-    std::string target_;  // behind symbolic links
+    std::string path_;    // as the user gave it
+    std::string target_;  // after following symbolic links
     std::string folder_;
     std::string temporary_;  // empty as long as the file has no name
     int file_ = -1;
     std::int64_t bytes_ = 0;
+    std::int64_t started_ = 0;  // of these the disk has been told
     Checksum checksum_;
 };
 

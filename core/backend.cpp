@@ -1,4 +1,4 @@
-// What a device offers unless it has something better.
+// The default implementations of a device's functions.
 
 #include "core/backend.h"
 
@@ -13,7 +13,7 @@ void Backend::release_after(void* data, std::int64_t bytes, const PendingWorks& 
     for (const auto& use : uses) {
         try {
             use->wait();
-        } catch (...) {  // what failed uses the memory no more
+        } catch (...) {  // failed work no longer uses the memory
         }
     }
     release(data, bytes);

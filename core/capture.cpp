@@ -8,7 +8,7 @@
 namespace potluck {
 namespace {
 
-/// How many replays run captured work in this thread, one inside the other.
+/// How many replays run captured work in this thread, counting nested ones.
 thread_local int replays = 0;
 
 class RunAgain final : public CapturedWork {

@@ -8,7 +8,7 @@
 
 namespace potluck {
 
-/// XXH3 with 64 bits (https://xxhash.com) of bytes that come piece by piece: it finds damage and mix-ups, it is no
+/// 64-bit XXH3 (https://xxhash.com) of bytes that arrive piece by piece: it detects damage and mix-ups but gives no
 /// protection against forgery.
 class Checksum {
 public:
@@ -18,7 +18,7 @@ public:
     Checksum& operator=(const Checksum&) = delete;
 
     void add(const void* data, std::int64_t bytes);
-    /// Of everything so far, as 16 hexadecimal digits.
+    /// The checksum of everything so far, as 16 hexadecimal digits.
     std::string text() const;
 
 private:

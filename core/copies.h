@@ -1,6 +1,6 @@
 #pragma once
 
-// Conversions and copies of tensors as memory: no place on the tape, no gradient. For .cpp and .cu files.
+// Conversions and copies of tensors outside the tape, without gradients. For .cpp and .cu files.
 
 #include "core/tensor.h"
 
@@ -8,19 +8,19 @@ namespace potluck::detail {
 
 /// `x` in another dtype, or `x` itself.
 Tensor cast(const Tensor& x, DType dtype);
-/// The same; an undefined tensor stays one.
+/// Like cast(); an undefined tensor stays undefined.
 Tensor cast_or_none(const Tensor& x, DType dtype);
-/// Fresh memory of `shape`, of the dtype and on the device of `like`; an undefined tensor where it is not wanted.
+/// New memory of `shape`, with the dtype and device of `like`; an undefined tensor if it is not wanted.
 Tensor empty_if(bool wanted, const Shape& shape, const Tensor& like);
-/// Integers and bool as f32; floating tensors as they are.
+/// Converts integers and bool to f32; returns floating tensors unchanged.
 Tensor as_floating(const Tensor& x);
-/// Row-major copy of `x` with memory of its own.
+/// A row-major copy of `x` with its own memory.
 Tensor copy_of(const Tensor& x);
 /// `x` in row-major order, or `x` itself.
 Tensor as_contiguous(const Tensor& x);
-/// Another shape with the same count: a view where strides allow, else a copy.
+/// The same elements in another shape: a view where the strides allow it, else a copy.
 Tensor reshaped(const Tensor& x, const Shape& shape);
-/// (.., n) as (rows, n): a view where strides allow, else a copy. `x` has at least one axis.
+/// (.., n) as (rows, n): a view where the strides allow it, else a copy. `x` has at least one axis.
 Tensor as_rows(const Tensor& x);
 
 // The kernels of the contract (core/backend.h) that code of all kinds needs, so that it need not know the others.

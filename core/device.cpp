@@ -65,7 +65,7 @@ DeviceEntry* find(Device device) {
 }
 
 int checked_threads(const char* op, int count) {
-    constexpr int most = 1024;  // OpenMP ends the program when the system refuses a thread
+    constexpr int most = 1024;  // OpenMP terminates the program when the system refuses to create a thread
     if (count < 0 || count > most)
         throw Error(op, fmt::format("{} threads. Give 1 to {}, or 0 for one per core.", count, most));
     return count;

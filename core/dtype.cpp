@@ -69,7 +69,7 @@ DType promote(DType a, DType b) {
     const Kind kind_a = kind_of(a);
     const Kind kind_b = kind_of(b);
     if (kind_a != kind_b) return kind_a > kind_b ? a : b;
-    if (size_of(a) == size_of(b)) return DType::f32;  // f16 with bf16, the only two of one size in a kind
+    if (size_of(a) == size_of(b)) return DType::f32;  // f16 with bf16, the only pair of one kind and size
     return size_of(a) > size_of(b) ? a : b;
 }
 

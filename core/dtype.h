@@ -22,15 +22,15 @@ std::ostream& operator<<(std::ostream& stream, DType dtype);
 bool is_floating(DType dtype);
 /// f16 and bf16.
 bool is_half(DType dtype);
-/// i64, i32 and u8 (bool is not an integer).
+/// True for i64, i32 and u8 (bool is not an integer).
 bool is_integer(DType dtype);
 
-/// The dtype of `a op b`. The rule has three steps:
+/// The dtype of `a op b`, by three rules:
 /// 1. the higher kind wins: bool < integer < floating;
-/// 2. within a kind the wider wins: u8 < i32 < i64, {f16, bf16} < f32 < f64;
-/// 3. f16 with bf16 gives f32, the narrowest that holds both.
-/// A C++ number (`x + 2.5`) counts by its kind alone: it lifts the kind if it must
-/// (integer tensor + 2.5 gives f32, bool tensor + 2 gives i64) and never widens within one.
+/// 2. within a kind the wider type wins: u8 < i32 < i64, {f16, bf16} < f32 < f64;
+/// 3. f16 with bf16 gives f32, the narrowest type that holds both.
+/// A C++ number (`x + 2.5`) contributes only its kind: it raises the kind if necessary
+/// (integer tensor + 2.5 gives f32, bool tensor + 2 gives i64) and never widens the dtype within a kind.
 DType promote(DType a, DType b);
 
 template <class T>

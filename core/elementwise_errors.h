@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the names of element-wise ops, and what their kernels say of bad input, the same on every device.
+// Internal: the names of element-wise ops, and their kernels' error messages for bad input, the same on every device.
 
 #include <cstdint>
 
@@ -13,13 +13,13 @@ namespace potluck {
 const char* name_of(UnaryOp op);
 const char* name_of(BinaryOp op);
 
-/// Of an op that integers do not have.
+/// The error for an op that is not defined for integers.
 Error no_integer_version(UnaryOp op, DType dtype);
-/// Of an op whose gradient is made of other ops.
+/// The error for an op whose gradient is composed of other ops.
 Error no_fused_backward(UnaryOp op);
-/// Of a divisor of 0 or a negative exponent at a row-major position.
+/// The error for a divisor of 0 or a negative exponent at a row-major position.
 Error bad_integer_operand(BinaryOp op, std::int64_t position, std::int64_t value);
-/// Of an integer sum whose terms are scaled by a fraction.
+/// The error for an integer sum whose terms are scaled by a fraction.
 Error no_integer_scale(double scale, DType dtype);
 
 }  // namespace potluck

@@ -13,14 +13,14 @@ class Error : public std::runtime_error {
 public:
     Error(std::string_view op, std::string_view message);
 
-    /// The op or the function that refused, for instance "matmul".
+    /// The op or function that refused the input, for instance "matmul".
     const std::string& op() const noexcept { return op_; }
 
 private:
     std::string op_;
 };
 
-/// A device could not give the memory that was asked for. The message says who holds how much.
+/// A device could not provide the requested memory. The message says which ops hold how much.
 class OutOfMemory : public Error {
 public:
     OutOfMemory(std::string_view op, std::string_view message, std::int64_t requested_bytes);

@@ -34,14 +34,14 @@ void check_value_count(const char* op, std::size_t given, const Shape& shape) {
                                     pretty(shape), wanted));
 }
 
-/// For series of integers, which would mean nothing as truths: bool holds 0 and 1 only.
+/// For integer series, which would be meaningless as truth values: bool accepts 0 and 1 only.
 void require_in_range(const char* op, std::int64_t value, DType dtype) {
     if (dtype == DType::boolean && value != 0 && value != 1)
         throw Error(op, fmt::format("{} does not fit dtype bool, which holds 0 to 1.", value));
     require_held(op, value, dtype);
 }
 
-/// Uploads numbers that the dtype must hold.
+/// Uploads numbers, which the dtype must be able to represent.
 template <class Number>
 Tensor upload_held(const Number* values, std::size_t count, const Shape& shape, TensorOptions options) {
     if (!is_floating(options.dtype) && options.dtype != dtype_of<Number>())
@@ -58,7 +58,7 @@ RandomKey take_numbers(Generator* generator, Device device, std::int64_t count) 
     return (generator == nullptr ? default_generator(device) : *generator).take(count);
 }
 
-/// Random 64-bit numbers, one after the other, from a stretch of a generator.
+/// Consecutive random 64-bit numbers that are reserved from a generator.
 class Words {
 public:
     explicit Words(RandomKey key) : key_(key) {}
@@ -168,7 +168,7 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, Tensor
 Tensor linspace(double start, double end, std::int64_t count, TensorOptions options) {
     const OpScope scope("linspace");
     check_floating("linspace", options.dtype);
-    if (count < 0) throw Error("linspace", fmt::format("{} numbers cannot be made. Give 0 or more.", count));
+    if (count < 0) throw Error("linspace", fmt::format("the count is {}. Give 0 or more.", count));
     if (!std::isfinite(start) || !std::isfinite(end))
         throw Error("linspace", fmt::format("{} to {}: give finite numbers.", start, end));
     element_count({count});
@@ -223,11 +223,11 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, TensorOp
 Tensor randperm(std::int64_t count, Generator* generator) {
     const OpScope scope("randperm");
     if (count < 0)
-        throw Error("randperm", fmt::format("an order of {} things cannot be. Give 0 or more.", count));
+        throw Error("randperm", fmt::format("a permutation cannot have {} elements. Give 0 or more.", count));
     Tensor result = arange(0, count);
     auto* order = result.data<std::int64_t>();
     Words words(take_numbers(generator, Device::cpu(), count));
-    // Fisher and Yates, from the end; the remainder's bias is below count / 2^64.
+    // Fisher-Yates shuffle, from the end; the bias of the remainder is below count / 2^64.
     for (std::int64_t i = count - 1; i > 0; --i)
         std::swap(order[i], order[words.next() % static_cast<std::uint64_t>(i + 1)]);
     return result;
@@ -306,7 +306,7 @@ Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptio
 template <Element T>
 Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options) {
     check_value_count("tensor", values.size(), shape);
-    if constexpr (std::same_as<T, bool>) {  // which a vector packs into bits
+    if constexpr (std::same_as<T, bool>) {  // std::vector<bool> packs its elements into bits
         const std::vector<std::uint8_t> bytes(values.begin(), values.end());
         return upload(bytes.data(), DType::u8, shape, options);
     } else if constexpr (std::same_as<T, float16> || std::same_as<T, bfloat16>) {

@@ -19,7 +19,7 @@ Tensor empty(const Shape& shape, TensorOptions options = {});
 Tensor zeros(const Shape& shape, TensorOptions options = {});
 Tensor ones(const Shape& shape, TensorOptions options = {});
 Tensor full(const Shape& shape, const Scalar& value, TensorOptions options = {});
-/// Same shape, dtype and device as `other`.
+/// New memory with the shape, dtype and device of `other`.
 Tensor empty_like(const Tensor& other);
 Tensor zeros_like(const Tensor& other);
 Tensor ones_like(const Tensor& other);
@@ -46,7 +46,7 @@ template <Element T>
 Tensor from_values(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
 
 namespace detail {
-/// Integers keep all of their 64 bits until they are converted to the dtype.
+/// Integers keep all 64 bits until they are converted to the dtype.
 Tensor tensor_of(std::span<const Scalar> values, const Shape& shape, TensorOptions options);
 
 /// A number, or a list of such, in any depth.
@@ -78,8 +78,8 @@ requires std::is_arithmetic_v<Number> Tensor tensor(Number value, TensorOptions 
 inline Tensor tensor(std::initializer_list<detail::Nested> list, TensorOptions options = {}) {
     return detail::tensor_of_list(list, options);
 }
-/// The values of a vector, row-major in a shape, or in one row without a shape; in the dtype of its elements (f32 for
-/// double, as everywhere).
+/// The values of a vector, in row-major order of `shape`, or as one axis if no shape is given. The dtype is that of the
+/// elements, except that double gives f32, the default everywhere.
 Tensor tensor(const std::vector<double>& values, const Shape& shape, TensorOptions options = {});
 template <Element T>
 Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options = {dtype_of<T>()});
@@ -92,7 +92,7 @@ Tensor tensor(const std::array<T, N>& values) {
     return tensor(std::vector<T>(values.begin(), values.end()));
 }
 
-/// A tensor over the caller's memory (row-major, CPU), without a copy; `release` runs when the last view is gone.
+/// A tensor over the caller's memory (row-major, CPU), without a copy; `release` runs when the last view is destroyed.
 template <Element T>
 Tensor borrow(T* data, const Shape& shape, std::function<void()> release = {});
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// For .cpp files only: fmt knows how to print our types. No public header includes this.
+// For .cpp files only: teaches fmt to print our types. No public header includes this file.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,6 +24,6 @@ struct fmt::formatter<potluck::Device> : fmt::formatter<std::string_view> {
 };
 
 namespace potluck {
-/// A shape in messages: fmt::format("{}", pretty(x.shape())) gives "(2, 3)".
+/// A shape for messages: fmt::format("{}", pretty(x.shape())) gives "(2, 3)".
 inline std::string pretty(const Shape& shape) { return to_string(shape); }
 }  // namespace potluck

@@ -10,7 +10,7 @@ struct float16 {
     std::uint16_t bits = 0;
 
     float16() = default;
-    /// Rounds to nearest, ties to even; too large becomes infinity, NaN stays NaN.
+    /// Rounds to nearest, ties to even; a value out of range becomes infinity, NaN stays NaN.
     explicit float16(float value) : bits(round(value)) {}
     explicit operator float() const { return widen(bits); }
     static float16 from_bits(std::uint16_t bits) {

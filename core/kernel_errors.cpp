@@ -5,7 +5,7 @@
 namespace potluck {
 namespace {
 
-/// The indices that element `position` of `shape` has: "(1, 0, 3)"; a plain number for rank 1.
+/// The indices of element `position` of `shape`: "(1, 0, 3)"; a plain number for rank 1.
 std::string place_name(const Shape& shape, std::int64_t position) {
     if (shape.size() == 1) return fmt::format("{}", position);
     Shape place(shape.size());

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels of the contract (core/backend.h) are told beside their tensors: which function, which options.
+// The parameters of the kernels of the contract (core/backend.h) beside their tensors: functions and options.
 
 #include <array>
 #include <cstddef>
@@ -51,8 +51,9 @@ enum class BinaryOp : std::uint8_t {
 };
 enum class CompareOp : std::uint8_t { equal, not_equal, less, less_equal, greater, greater_equal };
 
-/// An operand of an element-wise kernel: a tensor, or one number that stands for all elements. A number is never rounded
-/// to a half type: it is f64 beside f64, f32 beside the other floating dtypes, and i64 beside integers and bool.
+/// An operand of an element-wise kernel: a tensor, or one number that is broadcast to all elements. A number is never
+/// rounded to a half type: it is f64 beside f64, f32 beside the other floating dtypes, and i64 beside integers and
+/// bool.
 class Operand {
 public:
     Operand(const Tensor& tensor) : tensor_(tensor) {}
@@ -67,16 +68,16 @@ private:
     Scalar number_ = 0;
 };
 
-/// What a step of a fused chain makes of the value so far.
+/// How one step of a fused chain transforms the value so far.
 struct ChainStep {
     enum class Kind : std::uint8_t {
         apply,         // function(value)
         combine,       // value op inputs[input]; value op number, where input is no_input
         combine_into,  // inputs[input] op value; number op value
-        derivative     // value * function'(inputs[input]), of the functions of unary_backward
+        derivative     // value * function'(inputs[input]), for the functions of unary_backward
     };
     Kind kind;
-    UnaryOp function = UnaryOp::negate;  // any but sine, cosine and those that write bool
+    UnaryOp function = UnaryOp::negate;  // any but sine, cosine and the functions that return bool
     BinaryOp op = BinaryOp::add;
     int input = 0;
     double number = 0.0;
@@ -99,10 +100,10 @@ struct AttentionSpec {
     double dropout = 0.0;  // probability of dropping a weight
     RandomKey dropout_key{};
     RandomPart
-        dropout_part{};  // the weights (batch, heads, queries, keys) as a part of those that have the numbers
+        dropout_part{};  // the attention weights (batch, heads, queries, keys) as a part of the whole tensor
 };
 
-/// Of convolutions and pooling, for height and width.
+/// Of convolutions and pooling, each for height and width.
 struct WindowSpec {
     std::array<std::int64_t, 2> stride{1, 1};
     std::array<std::int64_t, 2> padding{0, 0};  // on both sides
@@ -114,7 +115,7 @@ struct ConvolutionSpec : WindowSpec {
 struct PoolSpec : WindowSpec {
     std::array<std::int64_t, 2> kernel{1, 1};
     bool count_padding =
-        true;  // average: divide by the size of the window with its padding (never by what lies beyond)
+        true;  // average: divide by the window size including padding (but never by positions beyond it)
 };
 
 /// The rules of optimizers, in plain numbers that a kernel may be given as they are.
@@ -123,18 +124,18 @@ struct AdamWSpec {
     std::int64_t step;      // 1 for the first update
     bool decoupled = true;  // AdamW; false adds weight_decay * parameter to the gradient (Adam with L2)
     double gradient_scale = 1.0;
-    bool stochastic_rounding = false;  // of bf16 parameters, see core/stochastic_rounding.h
+    bool stochastic_rounding = false;  // for bf16 parameters, see core/stochastic_rounding.h
 };
 struct SgdSpec {
     double learning_rate, momentum, dampening, weight_decay;
     bool nesterov;
-    std::int64_t step;  // 1 for the first update: the momentum buffer has no content yet
+    std::int64_t step;  // 1 for the first update: the momentum buffer is not yet initialised
     double gradient_scale = 1.0;
     bool stochastic_rounding = false;
 };
 
-/// A parameter and what changes with it, all of one shape and contiguous. Parameters and gradients are of any floating
-/// dtype; moments are f32 (f64 for f64).
+/// A parameter and the state that is updated with it, all of the same shape and contiguous. Parameters and gradients
+/// have any floating dtype; moments are f32 (f64 for f64).
 struct UpdateTensors {
     Tensor parameter, gradient;
     Tensor first_moment_or_none = {};  // of SGD: the momentum

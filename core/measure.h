@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: numbers of many tensors of one device, read by the host in one wait.
+// Internal: measurements over many tensors of one device, which the host reads with one wait.
 
 #include <span>
 
@@ -9,9 +9,9 @@
 
 namespace potluck {
 
-/// The sums of squares of all elements; norm_of() is their root. The tensors are floating and lie on one device.
+/// The sums of squares of all elements; norm_of() is their square root. The tensors are floating and on one device.
 SquareSums sum_of_squares(std::span<const Tensor> tensors);
-/// The largest magnitude of all elements: NaN when there is one; 0 for none.
+/// The largest magnitude of all elements: NaN if any is NaN; 0 if there are none.
 double largest_magnitude(std::span<const Tensor> tensors);
 
 }  // namespace potluck

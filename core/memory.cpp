@@ -15,7 +15,7 @@
 namespace potluck {
 namespace {
 
-/// Blocks are whole cache lines, large ones whole pages, so that sizes that differ little share a kept block.
+/// Blocks are whole cache lines, large ones whole pages, so that nearly equal sizes can share a cached block.
 std::int64_t block_size_of(std::int64_t bytes) {
     const std::int64_t grain = bytes < (std::int64_t{1} << 16) ? 64 : 4096;
     return (bytes + grain - 1) / grain * grain;
@@ -29,7 +29,7 @@ std::string in_units(std::int64_t bytes) {
     return fmt::format("{:.2f} GiB", value / 0x1p30);
 }
 
-/// "linear 1.20 GiB, gelu 800.0 MiB, ..." with the largest first.
+/// "linear 1.20 GiB, gelu 800.0 MiB, ...", largest first.
 std::string largest_holdings(const std::map<std::string, std::int64_t>& by_op, std::size_t how_many) {
     std::vector<std::pair<std::string, std::int64_t>> sorted(by_op.begin(), by_op.end());
     std::stable_sort(sorted.begin(), sorted.end(),
@@ -54,7 +54,7 @@ std::map<std::string, std::int64_t> by_name(const Holdings& holdings) {
 void* MemoryBook::allocate(std::int64_t bytes, const char* op, bool pinned) {
     const std::lock_guard lock(mutex_);
     if (cap_ != 0 && bytes > cap_ - current_) throw_out_of_memory(bytes, op, true);
-    held_.reserve(held_.size() + 1);  // count() below must not fail once the block is taken
+    held_.reserve(held_.size() + 1);  // count() below must not fail once the block is allocated
     put_away_waiting(false);
 
     const std::int64_t block = block_size_of(bytes);
@@ -97,7 +97,7 @@ void MemoryBook::free(void* data, std::int64_t bytes, const char* op, bool pinne
     try {
         waiting_.push_back({data, block, pinned, {}});
         waiting_.back().uses = std::move(uses);
-    } catch (...) {  // no memory for the list: the block is lost, which is better than used twice
+    } catch (...) {  // no memory for the list: leaking the block is better than using it twice
     }
 }
 
@@ -128,7 +128,7 @@ void MemoryBook::put_away(void* data, std::int64_t block, bool pinned) noexcept 
             cache_[pinned][block].push_back(data);
             cached_ += block;
             return;
-        } catch (...) {  // no memory for the list: give the block back
+        } catch (...) {  // no memory for the list: return the block to the device
         }
     }
     give_back(data, block, pinned);
@@ -148,7 +148,7 @@ void MemoryBook::put_away_waiting(bool all) noexcept {
             if (!all) return false;
             try {
                 use->wait();
-            } catch (...) {  // what failed uses the memory no more
+            } catch (...) {  // failed work no longer uses the memory
             }
         }
         put_away(one.data, one.block, one.pinned);

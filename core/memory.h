@@ -9,12 +9,12 @@
 
 namespace potluck {
 
-/// Memory of one device as its tensors see it, in bytes.
+/// Memory usage of one device by its tensors, in bytes.
 struct MemoryStatistics {
     std::int64_t current = 0;  // held by live tensors
     std::int64_t peak = 0;     // the most that live tensors held since the start or reset_peak_memory()
-    std::int64_t cached = 0;   // freed by tensors, kept for the next one of the same size
-    std::int64_t cap = 0;      // limit for current; 0 means none
+    std::int64_t cached = 0;   // freed by tensors, kept for the next allocation of the same size
+    std::int64_t cap = 0;      // limit for current; 0 means no limit
     std::map<std::string, std::int64_t> current_by_op;  // held now, by the op that allocated it
     std::map<std::string, std::int64_t> peak_by_op;     // held at the moment of the peak
 };
@@ -33,18 +33,18 @@ public:
 private:
     Device device_;
 };
-/// Sets a limit on the bytes that live tensors may hold on `device`; 0 takes it away. An allocation past it throws
-/// OutOfMemory and leaves everything as it was.
+/// Limits the bytes that live tensors may hold on `device`; 0 removes the limit. An allocation beyond it throws
+/// OutOfMemory and changes nothing.
 void set_memory_cap(std::int64_t bytes, Device device = Device::cpu());
-/// Gives cached memory back to the system.
+/// Returns cached memory to the system.
 void release_cached_memory(Device device = Device::cpu());
 /// A readable report: current, peak, and the ops that hold the most.
 std::string memory_report(Device device = Device::cpu());
 
-/// Allocates through the device's cache and statistics under the name of the running op. Throws OutOfMemory.
+/// Allocates through the device's cache and counts the memory under the name of the running op. Throws OutOfMemory.
 /// At least 64-byte aligned. `bytes` 0 gives nullptr. Used by Storage.
 void* allocate_bytes(Device device, std::int64_t bytes, const char*& op, bool pinned = false);
-/// `uses`: copies that may still run on the memory.
+/// `uses`: copies that may still access the memory.
 void free_bytes(Device device, void* data, std::int64_t bytes, const char* op, bool pinned = false,
                 PendingWorks uses = {}) noexcept;
 

@@ -8,7 +8,7 @@ MergedAxes merge_axes(std::span<const Tensor* const> operands) {
     MergedAxes merged;
     merged.strides.resize(operands.size());
     const Shape& shape = operands[0]->shape();
-    // From the innermost axis outwards; the vectors are filled in that order and turned round at the end.
+    // From the innermost axis outwards; the vectors are filled in that order and reversed at the end.
     for (std::size_t axis = shape.size(); axis-- > 0;) {
         if (shape[axis] == 1) continue;
         bool joins = !merged.sizes.empty();

@@ -7,8 +7,8 @@
 
 namespace potluck {
 
-/// The axes that remain when several operands of one shape are walked together in row-major order: axes of size 1 are
-/// dropped, and neighbours that every operand crosses in equal steps are merged. Contiguous operands have one axis.
+/// The axes that remain when several operands of one shape are traversed together in row-major order: axes of size 1
+/// are dropped, and neighbouring axes are merged where every operand's strides allow it. Contiguous operands keep one.
 struct MergedAxes {
     Shape sizes;                   // outermost first; empty for a single element
     std::vector<Strides> strides;  // [operand][axis], in elements

@@ -19,7 +19,7 @@ OpScope::~OpScope() {
     if (start_ns_ < 0 || !is_tracing()) return;
     try {
         trace::record(name_, start_ns_, trace::now_ns());
-    } catch (...) {  // no memory for the event: the op itself went well
+    } catch (...) {  // no memory for the event: the op itself succeeded
     }
 }
 

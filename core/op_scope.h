@@ -4,8 +4,8 @@
 
 namespace potluck {
 
-/// Names what runs in this thread while it lives: memory is booked under the name, and when a trace is being
-/// recorded (core/trace.h) its start and end become one event. Scopes nest; the innermost names the memory.
+/// Names the op that runs in this thread while the scope lives: memory is counted under the name, and while a trace is
+/// recorded (core/trace.h) start and end become one event. Scopes nest; memory belongs to the innermost.
 /// `name` must outlive all tensors (a string literal).
 class OpScope {
 public:

@@ -6,7 +6,7 @@
 
 namespace potluck::detail {
 
-/// Made of anything.
+/// Converts from any type.
 struct AnyValue {
     template <class T>
     AnyValue(const T&) {}

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the Philox rounds, as core/random.h describes them, for whoever computes many blocks at once.
+// Internal: the Philox rounds, as core/random.h describes them, for code that computes many blocks at once.
 
 #include <array>
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace potluck {
 
-// Four constants, not arrays: kernels of CUDA devices call these functions, and a host array has no address there.
+// Four constants, not arrays: CUDA kernels call these functions, and a host array has no address on the device.
 inline constexpr std::uint32_t philox_first_multiplier = 0xD2511F53u;
 inline constexpr std::uint32_t philox_second_multiplier = 0xCD9E8D57u;
 inline constexpr std::uint32_t philox_first_key_step = 0x9E3779B9u;
 inline constexpr std::uint32_t philox_second_key_step = 0xBB67AE85u;
 inline constexpr int philox_rounds = 10;
 
-/// The four numbers of one counter.
+/// The four random numbers of one counter value.
 constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                                   std::array<std::uint32_t, 2> key) {
     for (int round = 0; round < philox_rounds; ++round) {
@@ -30,8 +30,9 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
     return counter;
 }
 
-/// The upper half of a counter, whose lower half is a block's number. Its lowest bit tells apart the words that need more
-/// than 32 bits for one element: stream 0 holds their upper bits, stream 1 the lower ones. The others are the update's.
+/// The upper half of a counter, whose lower half is the block number. Its lowest bit separates the two words of an
+/// element that needs more than 32 bits: stream 0 holds the upper bits, stream 1 the lower ones. The other bits hold
+/// the update.
 constexpr std::array<std::uint32_t, 2> philox_upper_counter(RandomKey key, std::uint32_t stream) {
     const std::uint64_t upper = key.update << 1 | stream;
     return {static_cast<std::uint32_t>(upper), static_cast<std::uint32_t>(upper >> 32)};

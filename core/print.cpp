@@ -11,8 +11,8 @@
 namespace potluck {
 namespace {
 
-constexpr std::int64_t summarised_from = 1001;  // elements; shorter tensors are shown whole
-constexpr std::int64_t edge = 3;                // what a summary shows at either end of an axis
+constexpr std::int64_t summarised_from = 1001;  // elements; shorter tensors are printed in full
+constexpr std::int64_t edge = 3;                // elements that a summary shows at either end of an axis
 constexpr std::size_t line_width = 75;
 constexpr int most_fraction_digits = 8;
 
@@ -59,10 +59,10 @@ void collect(const Tensor& x, bool summarise, std::vector<T>& values) {
 
 // ---- numbers as text ----
 
-/// A finite number as the fewest decimal digits that give it back: 0.d1d2d3... * 10^exponent.
+/// A finite number as the shortest decimal that converts back to it: 0.d1d2d3... * 10^exponent.
 struct Decimal {
     bool negative = false;
-    std::string digits;  // at least one; no zeros at the end (but "0" for zero)
+    std::string digits;  // at least one; no trailing zeros (but "0" for zero)
     int exponent = 0;
 };
 
@@ -93,12 +93,12 @@ Decimal shortest_decimal(double value, DType dtype) {
         const auto wanted = static_cast<float>(value);
         return dtype == DType::f16 ? float16(again) == float16(wanted) : bfloat16(again) == bfloat16(wanted);
     };
-    int precision = 0;  // digits after the first; 5 in all tell apart any two half numbers
+    int precision = 0;  // digits after the first; 5 in all distinguish any two half-type numbers
     while (precision < 5 && !rounds_back(fmt::format("{:.{}e}", value, precision))) ++precision;
     return parse_scientific(fmt::format("{:.{}e}", value, precision));
 }
 
-/// The two sides of the decimal point; the right one has no zeros at its end.
+/// The digits before and after the decimal point; no trailing zeros after it.
 struct Sides {
     std::string whole, fraction;
 };
@@ -131,7 +131,7 @@ Sides positional(double value, DType dtype, int most_digits = most_fraction_digi
     return sides;
 }
 
-/// "-1.250e-07" with so many digits behind the point.
+/// "-1.250e-07", with `fraction_digits` digits after the point.
 std::string scientific(double value, int fraction_digits) {
     return fmt::format("{:#.{}e}", value, fraction_digits);
 }
@@ -145,7 +145,7 @@ std::string special(double value) {
     return value < 0 ? "-inf" : "inf";
 }
 
-/// From here on not all digits before the point are true ones.
+/// From here on the digits before the point are no longer all significant.
 double largest_true_digits(DType dtype) {
     if (dtype == DType::f64) return 1e16;
     return dtype == DType::f32 ? 1e6 : 1e3;
@@ -165,7 +165,7 @@ bool needs_exponents(const std::vector<double>& values, DType dtype) {
            largest / smallest > 1000.0;
 }
 
-/// Equally many digits behind the point and in the exponent. What is not finite stays empty.
+/// The same number of digits after the point and in the exponent. Text for non-finite numbers stays empty.
 std::vector<std::string> scientific_words(const std::vector<double>& values, DType dtype) {
     int digits = 0;
     for (const double value : values)
@@ -184,7 +184,7 @@ std::vector<std::string> scientific_words(const std::vector<double>& values, DTy
     return words;
 }
 
-/// Decimal points one above the other. What is not finite stays empty.
+/// With aligned decimal points. Text for non-finite numbers stays empty.
 std::vector<std::string> positional_words(const std::vector<double>& values, DType dtype) {
     std::size_t left = 0;
     std::size_t right = 0;
@@ -230,7 +230,7 @@ std::vector<std::string> as_words(const std::vector<bool>& values) {
     return words;
 }
 
-/// One number on its own: no padding, and a digit behind the point.
+/// A single number: no padding, and at least one digit after the point.
 std::string scalar_text(double value, DType dtype) {
     if (!std::isfinite(value)) return special(value);
     const double magnitude = std::fabs(value);
@@ -250,7 +250,7 @@ public:
     std::string text() { return axis(0, " ", line_width); }
 
 private:
-    /// The text of one axis and all inside it. `indent` goes in front of every line but the first.
+    /// The text of one axis and everything inside it. `indent` precedes every line but the first.
     std::string axis(std::size_t depth, const std::string& indent, std::size_t width) {
         const Shown shown = shown_of(shape_[depth], summarise_);
         const std::size_t inside = shape_.size() - depth - 1;
@@ -298,7 +298,7 @@ private:
     std::size_t next_ = 0;
 };
 
-/// " (f16, cuda:0)": what differs from f32 on the CPU. An empty tensor also says its shape.
+/// " (f16, cuda:0)": only what differs from f32 on the CPU. For an empty tensor also its shape.
 std::string suffix(const Tensor& x) {
     std::vector<std::string> parts;
     if (x.dtype() != DType::f32) parts.emplace_back(name_of(x.dtype()));

@@ -12,24 +12,24 @@ namespace potluck {
 
 class Tensor;
 
-/// The place of a stretch of random numbers in the endless sequence of one seed: value i of the stretch is a pure
-/// function of (seed, offset, update, i), so it does not matter which thread computes it, or in which order.
+/// The start of a sequence of random numbers: number i of it is a pure function of (seed, offset, update, i), so that
+/// it does not matter which thread computes it, or in which order.
 struct RandomKey {
     std::uint64_t seed = 0;
     std::uint64_t offset = 0;  // in blocks of four 32-bit numbers
-    std::uint64_t update = 0;  // 0, or 1 + the number of a training's update: each has a sequence of its own
+    std::uint64_t update = 0;  // 0, or 1 + the number of a training update: each has its own sequence
 };
 
 /// Philox 4x32-10: four 32-bit random numbers of block `key.offset + block`.
 /// Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 std::array<std::uint32_t, 4> philox(RandomKey key, std::uint64_t block);
 
-/// A seed and how far its sequence has been used. Copyable; saving and restoring both numbers repeats the sequence.
+/// A seed and the current position in its sequence. Copyable; saving and restoring both numbers repeats the sequence.
 class Generator {
 public:
     explicit Generator(std::uint64_t seed = 0) : key_{seed, 0} {}
 
-    /// Reserves the numbers for `count` elements and returns their place. (One block serves four elements.)
+    /// Reserves the numbers for `count` elements and returns their key. (One block serves four elements.)
     RandomKey take(std::int64_t count);
 
     RandomKey state() const { return key_; }
@@ -39,9 +39,9 @@ private:
     RandomKey key_;
 };
 
-/// The generator that factories, dropout and initialisation use when none is given. It lives with the device.
+/// The generator that factories, dropout and initialisation use when none is passed. The device owns it.
 Generator& default_generator(Device device = Device::cpu());
-/// Seeds the default generators of all devices; CPU devices that are added later begin with that seed, too.
+/// Seeds the default generators of all devices; CPU devices that are added later start with that seed, too.
 void manual_seed(std::uint64_t seed);
 
 /// The states of default generators, by the names of their devices.

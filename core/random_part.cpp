@@ -32,7 +32,7 @@ ElementNumbers element_numbers(const Shape& shape, const RandomPart& part) {
 
 NumberedRuns numbered_runs(const Shape& shape, const RandomPart& part) {
     const ElementNumbers numbers = element_numbers(shape, part);
-    // Innermost first: an axis goes on where the one inside of it ends, or begins a new one.
+    // Innermost first: an axis extends the run of the axis inside it, or begins a new one.
     std::vector<std::int64_t> sizes{1}, strides{1};
     for (std::size_t axis = shape.size(); axis-- > 0;) {
         if (shape[axis] == 1) continue;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what makes numbers out of random bits, the same on every device.
+// Internal: how random bits become numbers, the same on every device.
 
 #include <cmath>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace potluck {
 
-/// Bits of precision of a dtype: that many random bits make numbers in [0, 1) that it holds exactly.
+/// Bits of precision of a dtype: so many random bits make a number in [0, 1) that the dtype represents exactly.
 inline int precision_of(DType dtype) {
     switch (dtype) {
         case DType::f64:
@@ -24,10 +24,10 @@ inline int precision_of(DType dtype) {
     }
 }
 
-/// The largest number of the dtype below `high`.
+/// The largest number of the dtype that is less than `high`.
 inline double below(double high, DType dtype) {
     if (dtype == DType::f64) return std::nextafter(high, -HUGE_VAL);
-    // One step of the dtype; a power of two has the smaller step below.
+    // The distance to the next smaller number of the dtype; below a power of two it is half as large.
     int exponent = 0;
     const double mantissa = std::frexp(high, &exponent);
     if (dtype == DType::f32) return std::nextafter(static_cast<float>(high), -HUGE_VALF);
@@ -39,14 +39,14 @@ struct Turn {
     float cosine, sine;
 };
 
-/// Cosine and sine of a whole turn times bits / 2^24, within 2 units of the last place of 1, without branches.
+/// Cosine and sine of a full turn times bits / 2^24, with an absolute error of at most 2 ulp of 1, without branches.
 constexpr Turn turn(std::uint32_t bits) {
     const std::uint32_t quarter =
-        (bits + (1U << 21)) >> 22;  // the nearest one: the rest is within an eighth of a turn
+        (bits + (1U << 21)) >> 22;  // the nearest quarter turn: the rest is within an eighth of a turn
     const auto rest = static_cast<float>(static_cast<std::int32_t>(bits - (quarter << 22)));
     const float x = rest * (0x1p-24F * 2 * std::numbers::pi_v<float>);
     const float z = x * x;
-    // Taylor's series: the first term left out is below 2e-9.
+    // Taylor series: the first omitted term is below 2e-9.
     const float sine =
         x * (1 + z * (-1 / 6.0F + z * (1 / 120.0F + z * (-1 / 5040.0F + z * (1 / 362880.0F)))));
     const float cosine =

@@ -12,7 +12,7 @@ namespace {
 
 thread_local RandomContext context;
 
-/// A seed for one site and one of its draws, by a counter that no element has.
+/// A seed for one site and one of its draws, from a counter value that no element uses.
 std::uint64_t seed_of_draw(std::uint64_t seed, std::uint64_t site, std::uint32_t draw) {
     const auto words =
         philox4x32({static_cast<std::uint32_t>(site), static_cast<std::uint32_t>(site >> 32), draw, ~0U},
@@ -30,13 +30,13 @@ RandomContext of_update(std::int64_t update) {
 
 RandomContext of_items(std::int64_t first, std::int64_t count) {
     if (first < 0 || count < 0)
-        throw Error("random_items",
-                    fmt::format("{} items from {} on are no part of a batch. Give 0 or more.", count, first));
-    if (first > std::numeric_limits<std::int64_t>::max() - count)
         throw Error(
             "random_items",
-            fmt::format("{} items from {} on are more than an i64 counts. Give the place in one batch.",
-                        count, first));
+            fmt::format("{} items from {} on cannot belong to a batch. Give 0 or more.", count, first));
+    if (first > std::numeric_limits<std::int64_t>::max() - count)
+        throw Error("random_items",
+                    fmt::format("{} items from {} on exceed an i64. Count the items within one batch.", count,
+                                first));
     RandomContext made = context;
     made.first_item = first;
     made.items = count;
@@ -44,11 +44,11 @@ RandomContext of_items(std::int64_t first, std::int64_t count) {
     return made;
 }
 
-/// What a tensor of `shape` is a part of, by the context.
+/// The part of the whole that a tensor of `shape` is in the current context.
 RandomPart part_of_whole(const Shape& shape) {
     RandomPart part{shape, Shape(shape.size(), 0)};
     if (!shape.empty() && context.items > 0 && shape[0] % context.items == 0) {
-        // What follows has no influence on the numbers.
+        // The sizes of later axes do not affect the numbers.
         if (__builtin_mul_overflow(context.first_item, shape[0] / context.items, &part.first[0]) ||
             __builtin_add_overflow(part.whole[0], part.first[0], &part.whole[0]))
             throw Error(

@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t longest_header = 100'000'000;  // the limit of the format
 constexpr std::int64_t alignment = 64;                // of the data in the file
 
-/// A whole file in memory, read page by page when it is used. Changes stay in this process.
+/// A whole file mapped into memory; pages are read when they are first used. Changes stay in this process.
 class Mapping {
 public:
     explicit Mapping(const std::string& path) {
@@ -96,7 +96,7 @@ Tensor tensor_in(const std::shared_ptr<Mapping>& file, std::byte* data, const He
     if (entry.begin == entry.end) return Tensor::empty(entry.shape, {entry.dtype});
     const std::int64_t bytes = entry.end - entry.begin;
     if (reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size_of(entry.dtype)) != 0) {
-        // Other writers may put a tensor anywhere; the processor wants whole elements.
+        // Other writers may place a tensor at any address; the CPU requires aligned elements.
         Tensor copy = Tensor::empty(entry.shape, {entry.dtype});
         std::memcpy(copy.raw_data(), data, static_cast<std::size_t>(bytes));
         return copy;
@@ -107,7 +107,7 @@ Tensor tensor_in(const std::shared_ptr<Mapping>& file, std::byte* data, const He
 
 // ---- writing ----
 
-/// Wide elements first, then by name: so every tensor is aligned for its dtype without holes between them.
+/// Sorted by element size (largest first), then by name: so every tensor is aligned for its dtype without padding.
 std::vector<const std::pair<const std::string, Tensor>*> order_of_data(const TensorFile& file) {
     std::vector<const std::pair<const std::string, Tensor>*> order;
     for (const auto& named : file.tensors) order.push_back(&named);
@@ -125,7 +125,7 @@ std::string json_text(const std::string& text) {
     }
 }
 
-/// The header with its length in front, padded with blanks so that the data begins aligned.
+/// The header, preceded by its length and padded with blanks so that the data begins aligned.
 std::string header_of(const TensorFile& file,
                       const std::vector<const std::pair<const std::string, Tensor>*>& order) {
     std::string text = "{";

@@ -17,27 +17,27 @@ struct TensorFile {
     std::map<std::string, std::string> metadata;
 };
 
-/// Reads a safetensors file (https://github.com/huggingface/safetensors, "Format"). The tensors lie in the mapped
-/// file: nothing is copied until it is changed (pages are private), and the mapping lives as long as they do.
-/// The header is checked before anything is allocated: length, UTF-8 and JSON, known dtypes, shapes whose byte count
-/// fits 63 bits and equals the given range, ranges without holes or overlap that cover the file, no name twice, no
-/// unknown field, 256 axes at most. A tensor that is not aligned for its dtype is copied.
+/// Reads a safetensors file (https://github.com/huggingface/safetensors, "Format"). The file is mapped into memory: a
+/// page is copied only when it is changed (private mapping), and the mapping lives as long as the tensors. The header
+/// is checked before anything is allocated: length, UTF-8 and JSON, known dtypes, shapes whose byte count fits 63 bits
+/// and equals the given range, ranges without holes or overlap that cover the file, unique names, no unknown fields,
+/// 256 axes at most. A tensor that is not aligned for its dtype is copied.
 /// Throws Error that names the file, the tensor and both numbers.
 TensorFile load_safetensors(const std::string& path);
 
-/// A file as it was written.
+/// The facts about a file that was written.
 struct WrittenFile {
     std::int64_t bytes = 0;
     std::string xxh3;  // checksum of the whole file (XXH3 with 64 bits), 16 hexadecimal digits
 };
 
-/// Writes tensors (any strides, any device) through a temporary file in the same folder, fsync and rename: whoever
-/// reads `path` finds the old file or the new one, whole. On failure (disk full) the temporary file is removed and
-/// Error is thrown. The data begins at a multiple of 64 bytes, wide elements first and then in name order, so that
-/// every tensor is aligned for its dtype without holes, which the format forbids.
+/// Writes tensors (any strides, any device) through a temporary file in the same folder, fsync and rename: a reader of
+/// `path` finds either the old file or the complete new one. On failure (disk full) the temporary file is removed and
+/// Error is thrown. The data begins at a multiple of 64 bytes and is sorted by element size (largest first) and then by
+/// name, so that every tensor is aligned for its dtype without padding, which the format forbids.
 WrittenFile save_safetensors(const std::string& path, const TensorFile& file);
 
-/// The same guarantee for any text or bytes: the old content or the new one, never a part.
+/// The same guarantee for any text or bytes: a reader finds the old content or the new one, never a part.
 void write_file_atomically(const std::string& path, std::string_view content);
 
 }  // namespace potluck

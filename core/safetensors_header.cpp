@@ -21,7 +21,7 @@ constexpr std::array<std::pair<std::string_view, DType>, 8> dtype_names{{{"F64",
                                                                          {"BOOL", DType::boolean}}};
 constexpr std::size_t most_axes = 256;  // so that a header full of "1,1,1,..." cannot fill the memory
 
-/// A name from a file, short enough and clean enough for a message.
+/// A name from a file, shortened and cleaned for use in a message.
 std::string shown(std::string_view name) {
     constexpr std::size_t longest = 80;
     std::string text(name.substr(0, longest));
@@ -56,7 +56,7 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
     return std::nullopt;
 }
 
-/// Takes the parts of the JSON text one by one and keeps only what a header may hold.
+/// Receives the JSON text piece by piece and keeps only what a header may contain.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 public:
     explicit HeaderReader(const std::string& path) : path_(path) {}
@@ -173,7 +173,7 @@ public:
     }
 
 private:
-    // Where the reader stands. `..._start` and `..._value`: after the key, before its value.
+    // The state of the reader. `..._start` and `..._value`: after the key, before its value.
     enum class Place {
         start,
         top,
@@ -233,7 +233,7 @@ private:
     int offsets_ = 0;
 };
 
-/// Elements times their size, or nothing when that does not fit 63 bits.
+/// Number of elements times their size, or nothing when that exceeds 63 bits.
 std::optional<std::int64_t> byte_count(const HeaderEntry& entry) {
     std::int64_t product = size_of(entry.dtype);
     bool is_empty = false;

@@ -12,7 +12,7 @@
 
 namespace potluck {
 
-/// One tensor as the header describes it: bytes [begin, end) of the data behind the header.
+/// One tensor as the header describes it: bytes [begin, end) of the data that follows the header.
 struct HeaderEntry {
     std::string name;
     DType dtype = DType::f32;
@@ -26,8 +26,9 @@ struct Header {
     std::map<std::string, std::string> metadata;
 };
 
-/// Reads and checks the header text against the number of data bytes that follow it. Throws Error that names `path`,
-/// the tensor and the numbers. Needs a small multiple of the text's memory, whatever the text says.
+/// Parses the header text and checks it against the number of data bytes that follow it. Throws Error that names
+/// `path`, the tensor and the numbers. Memory usage is at most a small multiple of the text's size, whatever the text
+/// says.
 Header parse_safetensors_header(const std::string& path, std::string_view text, std::int64_t data_bytes);
 
 /// "F32" for f32.

@@ -33,7 +33,7 @@ void require_held(std::string_view op, const Scalar& number, DType dtype) {
                                 "floating dtype.",
                                 value, dtype));
     const IntegerRange range = range_of(dtype);
-    // 2^63 is the first double beyond the integers.
+    // 2^63 is the first double beyond the range of i64.
     const bool beyond = number.is_floating() && (value >= 0x1p63 || value < -0x1p63);
     const std::int64_t integer = number.to_int64();
     if (!beyond && integer >= range.low && integer <= range.high) return;

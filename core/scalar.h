@@ -9,12 +9,12 @@
 
 namespace potluck {
 
-/// One number with its kind (bool, integer, floating), as it stands in `x + 2` or `full(shape, 0.5)`.
-/// Integers keep all of their 64 bits.
+/// One number with its kind (bool, integer, floating), as written in `x + 2` or `full(shape, 0.5)`. Integers keep all
+/// 64 bits.
 class Scalar {
 public:
     Scalar(bool value) : kind_(Kind::boolean), integer_(value) {}
-    /// An unsigned number beyond i64 counts as floating.
+    /// An unsigned number beyond the range of i64 counts as floating.
     template <std::integral T>
     Scalar(T value) : kind_(Kind::integer), integer_(static_cast<std::int64_t>(value)) {
         if constexpr (std::unsigned_integral<T> && sizeof(T) == sizeof(std::int64_t)) {
@@ -29,7 +29,8 @@ public:
     bool is_floating() const { return kind_ == Kind::floating; }
     bool is_boolean() const { return kind_ == Kind::boolean; }
     double to_double() const { return is_floating() ? floating_ : static_cast<double>(integer_); }
-    /// The integer itself; a floating value is cut towards zero (NaN gives 0, too large gives the limit).
+    /// The integer itself; a floating value is truncated towards zero (NaN gives 0; out of range gives the nearest
+    /// limit).
     std::int64_t to_int64() const {
         if (!is_floating()) return integer_;
         if (!(floating_ == floating_)) return 0;
@@ -49,16 +50,16 @@ private:
 /// The dtype of `tensor op number`: see promote().
 DType promote(DType tensor, const Scalar& number);
 
-/// The integers that i64, i32 and u8 hold; 0 and 1 of bool.
+/// The range of i64, i32 and u8; 0 and 1 for bool.
 struct IntegerRange {
     std::int64_t low, high;
 };
 IntegerRange range_of(DType dtype);
 
-/// The one rule for a number that becomes an element of a tensor, in every factory and op that takes one: throws
-/// Error(op, ...) when an integer dtype does not hold the number (a fraction, NaN, infinity, or out of its range). bool
-/// takes every number as its truth: whether it is not 0. Floating dtypes take every number and round it; beyond their range
-/// it becomes infinity, as in arithmetic.
+/// The one rule for converting a number to an element, used by every factory and op that takes a number: throws
+/// Error(op, ...) when an integer dtype cannot represent the number (a fraction, NaN, infinity, or out of range). bool
+/// converts every number to `number != 0`. Floating dtypes round every number; beyond their range it becomes infinity,
+/// as in arithmetic.
 void require_held(std::string_view op, const Scalar& number, DType dtype);
 
 }  // namespace potluck

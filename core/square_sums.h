@@ -1,23 +1,24 @@
 #pragma once
 
-// Internal: sums of squares that neither overflow nor vanish, whatever the values (Blue, "A Portable Fortran Program to
-// Find the Euclidean Norm of a Vector", 1978). Kernels of CUDA devices call these functions, too.
+// Internal: sums of squares that neither overflow nor underflow, whatever the values (Blue, "A Portable Fortran Program
+// to Find the Euclidean Norm of a Vector", 1978). CUDA kernels call these functions, too.
 
 namespace potluck {
 
-/// The squares of values of ordinary size, and apart from them those of very large and very small ones, each multiplied
-/// by a power of two first. Two of them are added part by part, so that sums over tensors, blocks or processes add up.
+/// Squares of values of ordinary size are summed in one member; very large and very small values are scaled by a power
+/// of two before squaring and summed separately. Two SquareSums are added member by member, so that the sums of
+/// tensors, blocks or processes combine.
 struct SquareSums {
     double middle = 0.0;
-    double large = 0.0;  // of values above 2^486, times 2^-538
-    double small = 0.0;  // of values below 2^-511, times 2^537
+    double large = 0.0;  // of values above 2^486, scaled by 2^-538
+    double small = 0.0;  // of values below 2^-511, scaled by 2^537
 };
 
 constexpr SquareSums operator+(const SquareSums& a, const SquareSums& b) {
     return {a.middle + b.middle, a.large + b.large, a.small + b.small};
 }
 
-/// With the square of one value more. NaN goes to `middle`, infinity to `large`.
+/// Adds the square of one value. NaN goes to `middle`, infinity to `large`.
 constexpr SquareSums with_square_of(SquareSums sums, double value) {
     const double magnitude = value < 0.0 ? -value : value;
     if (magnitude > 0x1p486)
@@ -29,10 +30,10 @@ constexpr SquareSums with_square_of(SquareSums sums, double value) {
     return sums;
 }
 
-/// The root of all squares together: finite wherever it fits an f64. `root` is a square root.
+/// The square root of the total: finite wherever an f64 can represent it. `root` is a square-root function.
 template <class Root>
 constexpr double norm_of(const SquareSums& sums, Root root) {
-    // Beside large squares the small ones do not count.
+    // Small squares are negligible beside large ones.
     if (sums.large > 0.0) return root(sums.large + (sums.middle * 0x1p-538) * 0x1p-538) * 0x1p538;
     const double middle = root(sums.middle);
     if (!(sums.small > 0.0)) return middle;

@@ -1,15 +1,15 @@
 #pragma once
 
-// Internal: the one rule of stochastic rounding that all devices share.
+// Internal: the rule of stochastic rounding that all devices share.
 
 #include <cstdint>
 
 namespace potluck {
 
-/// The bits of the bf16 that an f32 (given by its bits) is rounded to: up with the probability that the cut-off half of
-/// the fraction says, so that the mean of many roundings is the value. The upper 16 bits of `random` are added below the
-/// kept fraction, and what remains there is cut off. A value that bf16 holds stays as it is, and so do infinities; NaN
-/// stays NaN. A finite value above the largest bf16 may become infinite, as it may when it is rounded to nearest.
+/// Rounds an f32 (given by its bits) to the bits of a bf16: up with a probability equal to the cut-off part of the
+/// fraction, so that the mean of many roundings is the value. The upper 16 bits of `random` are added to the lower 16
+/// bits of `value`, and the lower 16 bits of the sum are cut off. Infinities and values that bf16 can represent do not
+/// change; NaN stays NaN. A finite value above the largest bf16 may become infinite, as in rounding to nearest.
 ///
 /// Gupta, Agrawal, Gopalakrishnan, Narayanan, "Deep Learning with Limited Numerical Precision", ICML 2015.
 constexpr std::uint16_t round_stochastically(std::uint32_t value, std::uint32_t random) {

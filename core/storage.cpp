@@ -13,18 +13,18 @@ Storage::Storage(Device device, std::int64_t bytes, bool pinned)
     : device_(device), bytes_(bytes), pinned_(pinned) {
     if (pinned && !device.is_cpu())
         throw Error(OpScope::current(),
-                    fmt::format("memory of {} cannot be pinned: that is said of the host's. Ask for it on a "
+                    fmt::format("memory of {} cannot be pinned: only host memory can. Ask for it on a "
                                 "CPU device.",
                                 device));
-    if (bytes < 0) throw Error(OpScope::current(), fmt::format("a storage of {} bytes cannot be.", bytes));
+    if (bytes < 0) throw Error(OpScope::current(), fmt::format("a storage cannot have {} bytes.", bytes));
     data_ = static_cast<std::byte*>(allocate_bytes(device, bytes, op_, pinned));
 }
 
 Storage::Storage(Device device, void* data, std::int64_t bytes, std::function<void()> release)
     : device_(device), bytes_(bytes), data_(static_cast<std::byte*>(data)) {
-    if (bytes < 0) throw Error(OpScope::current(), fmt::format("a storage of {} bytes cannot be.", bytes));
+    if (bytes < 0) throw Error(OpScope::current(), fmt::format("a storage cannot have {} bytes.", bytes));
     if (data == nullptr && bytes > 0)
-        throw Error(OpScope::current(), "a storage over a null pointer cannot be.");
+        throw Error(OpScope::current(), "a storage cannot wrap a null pointer.");
     release_ = release ? std::move(release) : [] {};
 }
 
@@ -32,6 +32,22 @@ void Storage::keep_until(std::shared_ptr<const PendingWork> work) {
     const std::lock_guard lock(uses_mutex_);
     std::erase_if(uses_, [](const auto& use) { return use->is_done(); });
     uses_.push_back(std::move(work));
+}
+
+void Storage::write_after_uses() {
+    PendingWorks uses;
+    {
+        const std::lock_guard lock(uses_mutex_);
+        if (uses_.empty()) return;
+        std::erase_if(uses_, [](const auto& use) { return use->is_done(); });
+        uses = uses_;
+    }
+    for (const auto& use : uses) {
+        if (device_.is_cpu())
+            use->wait();
+        else
+            use->block(device_, StreamKind::compute);
+    }
 }
 
 Storage::~Storage() {
@@ -43,7 +59,7 @@ Storage::~Storage() {
     for (const auto& use : uses_) {
         try {
             use->wait();
-        } catch (...) {  // what failed uses the memory no more
+        } catch (...) {  // failed work no longer uses the memory
         }
     }
     release_();

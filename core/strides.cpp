@@ -9,7 +9,7 @@ namespace potluck::detail {
 std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, const Shape& wanted) {
     if (element_count(wanted) == 0) return contiguous_strides(wanted);
 
-    // Join neighbouring axes that one stride walks through, ..
+    // Merge neighbouring axes that a single stride covers, ..
     struct Run {
         std::int64_t size, stride;
     };
@@ -21,7 +21,7 @@ std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, 
         else
             runs.push_back({shape[axis], strides[axis]});
     }
-    // .. then cut them into the wanted axes, from the last.
+    // .. then split them into the wanted axes, starting with the last.
     Strides result(wanted.size());
     Run run{1, 1};
     for (std::size_t axis = wanted.size(); axis-- > 0;) {
@@ -39,7 +39,7 @@ std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, 
 
 bool overlaps_itself(const Tensor& x) {
     if (x.is_contiguous() || x.count() <= 1) return false;
-    // From the smallest stride on, each axis must step over everything that the axes before it reach.
+    // In order of increasing stride, each axis must step over the whole range that the previous axes reach.
     std::vector<std::size_t> axes;
     for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
         if (x.shape()[axis] > 1) axes.push_back(axis);
@@ -48,7 +48,7 @@ bool overlaps_itself(const Tensor& x) {
     });
     std::int64_t reach = 0;
     for (const std::size_t axis : axes) {
-        const std::int64_t step = std::abs(x.strides()[axis]);  // backwards or forwards
+        const std::int64_t step = std::abs(x.strides()[axis]);  // forwards or backwards
         if (step <= reach) return true;
         reach += step * (x.shape()[axis] - 1);
     }
@@ -60,7 +60,7 @@ Tensor strided_alias(const Tensor& x, std::int64_t axis, std::int64_t start, std
     Shape shape = x.shape();
     Strides strides = x.strides();
     const auto at = static_cast<std::size_t>(axis);
-    // An empty view starts where x starts: nothing is read, and the place must lie inside the storage.
+    // An empty view starts where x starts: nothing is read, and the offset must lie inside the storage.
     const std::int64_t offset = length == 0 || x.count() == 0 ? x.offset() : x.offset() + start * strides[at];
     shape[at] = length;
     strides[at] *= step;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Views of a tensor by strides alone, without a place on the tape. For .cpp and .cu files.
+// Views of a tensor that only change its strides, outside the tape. For .cpp and .cu files.
 
 #include <optional>
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace potluck::detail {
 
-/// Strides that show the same elements in another shape, when such strides exist. The counts must agree.
+/// The strides that show the same elements in another shape, if they exist. The element counts must agree.
 std::optional<Strides> view_strides(const Shape& shape, const Strides& strides, const Shape& wanted);
-/// Whether two indices may mean the same place in memory (broadcast views). Never wrongly false.
+/// Whether two indices may refer to the same memory (broadcast views). Conservative: never wrongly false.
 bool overlaps_itself(const Tensor& x);
-/// Entries start, start + step, .. (`length` of them) along axis, as a view outside the tape.
+/// Entries start, start + step, .. (`length` of them) along an axis, as a view outside the tape.
 Tensor strided_alias(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t length,
                      std::int64_t step);
 /// The axes in another order, as a view outside the tape.

@@ -34,7 +34,7 @@ std::int64_t checked_bytes(const Shape& shape, std::int64_t count, DType dtype) 
     return count * size_of(dtype);
 }
 
-/// Whether offset + the farthest element on either side lies inside [0, capacity), all in elements.
+/// Whether offset + the farthest element in either direction lies inside [0, capacity), all in elements.
 bool reaches_inside(const Shape& shape, const Strides& strides, std::int64_t offset, std::int64_t count,
                     std::int64_t capacity) {
     if (offset < 0 || offset > capacity) return false;
@@ -55,7 +55,7 @@ bool reaches_inside(const Shape& shape, const Strides& strides, std::int64_t off
 
 std::int64_t element_count(const Shape& shape) {
     std::int64_t product =
-        1;  // of the sizes that are not 0: strides multiply those even where the tensor is empty
+        1;  // product of the sizes that are not 0: strides use those even where the tensor is empty
     bool is_empty = false;
     for (const std::int64_t size : shape) {
         if (size < 0)
@@ -71,7 +71,7 @@ std::int64_t element_count(const Shape& shape) {
 }
 
 Strides contiguous_strides(const Shape& shape) {
-    element_count(shape);  // refuses what would overflow below
+    element_count(shape);  // refuses sizes that would overflow below
     Strides strides(shape.size());
     std::int64_t stride = 1;
     for (std::size_t axis = shape.size(); axis-- > 0;) {

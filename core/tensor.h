@@ -18,11 +18,12 @@
 
 namespace potluck {
 
-// In a namespace of its own, so that a call like zeros(shape) means the zeros() that the caller sees, and not ours too.
+// In its own namespace, so that argument-dependent lookup for zeros(shape) finds the caller's zeros() only, and not
+// ours too.
 namespace sizes {
 
-/// Sizes of the axes, outermost first. {} is a scalar (one element), any 0 makes the tensor empty. A vector that can be
-/// printed.
+/// Sizes of the axes, outermost first. {} is a scalar (one element); any size 0 makes the tensor empty. A vector that
+/// can be printed.
 class Shape : public std::vector<std::int64_t> {
 public:
     using std::vector<std::int64_t>::vector;
@@ -49,10 +50,10 @@ using sizes::Strides;
 std::int64_t element_count(const Shape& shape);
 /// Row-major strides of a shape.
 Strides contiguous_strides(const Shape& shape);
-/// The common shape under broadcasting: axes are aligned at the end, a size 1 stretches.
+/// The common shape under broadcasting: axes are aligned at the end, and size 1 is repeated.
 /// Throws Error(op, ...) that names both shapes when they do not fit.
 Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
-/// An axis counted from the front, from one that may count from the back (-1 is the last).
+/// Converts an axis that may count from the back (-1 is the last) to one that counts from the front.
 /// Throws Error(op, ...) when it is out of range.
 std::int64_t normalize_axis(std::string_view op, std::int64_t axis, std::int64_t ndim);
 /// "(2, 3)".
@@ -74,20 +75,20 @@ struct TensorOptions {
     DType dtype = DType::f32;
     Device device = Device::cpu();
     bool pinned =
-        false;  // CPU devices only: copy_async() to and from a GPU then runs beside the host. Scarce.
+        false;  // CPU devices only, scarce: copy_async() to and from a GPU then does not block the host
 };
 
-/// An n-dimensional array: a cheap handle (two handles may mean the same tensor, as with shared_ptr) to a shape,
+/// An n-dimensional array: a cheap handle (two handles may refer to the same tensor, like shared_ptr) to a shape,
 /// strides, a dtype, and a storage that views share.
 ///
 /// The functions that compute with tensors are free functions (autograd/ops.h) and record themselves on the tape.
-/// Members are what a tensor is, and shorthands for the most used ops.
+/// Members describe the tensor, or are shorthands for the most used ops.
 ///
-/// A tensor that a function returns and nobody takes was computed for nothing, and the compiler warns. Assignment makes a
-/// handle mean another tensor, so it needs a handle with a name: `x[0] = y` is refused, x[0].copy_(y) writes elements.
+/// The compiler warns when a returned tensor is discarded, since it was computed for nothing. Assignment makes a handle
+/// refer to another tensor, so it needs a named handle: `x[0] = y` is refused; x[0].copy_(y) writes elements.
 class [[nodiscard]] Tensor {
 public:
-    /// No tensor at all; only defined() and assignment may be used. Stands for "none" (an absent bias, a missing gradient).
+    /// No tensor: only defined() and assignment may be used. Represents "none" (an absent bias, a missing gradient).
     Tensor() = default;
     Tensor(const Tensor&) = default;
     Tensor(Tensor&&) noexcept = default;
@@ -95,14 +96,14 @@ public:
     Tensor& operator=(Tensor&&) & noexcept = default;
     Tensor& operator=(const detail::AssignedToNoName&) &&;
     ~Tensor() = default;
-    /// Fresh memory with undefined content, row-major. See zeros(), full(), randn() for initialised ones.
+    /// New uninitialised memory, row-major. See zeros(), full(), randn() for initialised tensors.
     static Tensor empty(const Shape& shape, TensorOptions options = {});
-    /// A view over a storage. Throws Error when it would reach outside.
+    /// A view of a storage. Throws Error if it would reach outside the storage.
     static Tensor view_of(std::shared_ptr<Storage> storage, DType dtype, Shape shape, Strides strides,
                           std::int64_t offset);
 
     bool defined() const { return impl_ != nullptr; }
-    /// Whether both handles mean the same tensor (not: equal elements).
+    /// Whether both handles refer to the same tensor (not: equal elements).
     bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
 
     const Shape& shape() const { return impl().shape; }
@@ -118,11 +119,11 @@ public:
     std::int64_t bytes() const { return impl().count * size_of(impl().dtype); }
     DType dtype() const { return impl().dtype; }
     Device device() const { return impl().storage->device(); }
-    /// Whether the elements lie in row-major order without holes.
+    /// Whether the elements are in row-major order without gaps.
     bool is_contiguous() const { return impl().contiguous; }
     const std::shared_ptr<Storage>& storage() const { return impl().storage; }
 
-    /// First element, for kernels and for host code on the CPU. Throws Error when T is not the dtype.
+    /// Pointer to the first element, for kernels and for host code on the CPU. Throws Error when T is not the dtype.
     template <Element T>
     T* data() const {
         check_dtype(dtype_of<T>());
@@ -147,11 +148,11 @@ public:
 
     // ---- views and copies outside the tape (building blocks of kernels and ops) ----
 
-    /// Another view of the same storage. The new tensor has no place on the tape.
+    /// Another view of the same storage, outside the tape.
     Tensor alias(Shape shape, Strides strides, std::int64_t offset) const;
-    /// The same view without a place on the tape.
+    /// The same view, outside the tape.
     Tensor detach() const { return alias(shape(), strides(), offset()); }
-    /// This view stretched to `shape` with strides of 0. Throws Error(op, ...) when it does not broadcast.
+    /// This view broadcast to `shape` by strides of 0. Throws Error(op, ...) if it does not broadcast.
     Tensor broadcast_alias(std::string_view op, const Shape& shape) const;
     /// Whether no other tensor or handle shares the memory, so that it may be reused in place.
     bool is_unique() const { return impl_.use_count() == 1 && impl_->storage.use_count() == 1; }
@@ -160,19 +161,19 @@ public:
 
     /// Whether gradients flow to or through this tensor.
     bool requires_grad() const;
-    /// Makes a leaf collect gradients (or stop). Floating dtypes only. Returns this tensor.
+    /// Makes a leaf accumulate gradients (or stop). Floating dtypes only. Returns this tensor.
     Tensor& set_requires_grad(bool requires_grad = true);
-    /// The gradient that backward() left here; an undefined tensor when there is none.
+    /// The gradient that backward() stored here; an undefined tensor if there is none.
     Tensor grad() const;
-    /// Replaces (or, with an undefined tensor, drops) the gradient. Shape and device must be this tensor's.
+    /// Replaces the gradient, or drops it if `gradient` is undefined. Shape and device must be this tensor's.
     void set_grad(const Tensor& gradient);
     /// Computes the gradients of this scalar with respect to all leaves: see potluck::backward() for options.
     void backward() const;
     const std::shared_ptr<Node>& node() const { return impl().node; }
     void set_node(std::shared_ptr<Node> node) const { impl().node = std::move(node); }
-    /// Lets this tensor, and so every handle of it, stand for the elements of `elements`, which has the same shape; dtype,
-    /// device and memory may differ. A leaf goes on collecting gradients; what is the result of an op becomes a leaf. What a
-    /// graph saved of the old elements counts as changed.
+    /// Replaces the elements of this tensor, and so of every handle to it, by those of `elements`, which has the same
+    /// shape; dtype, device and memory may differ. A leaf continues to accumulate gradients; the result of an op
+    /// becomes a leaf. A graph that saved the old elements treats them as changed in place.
     void set_elements(const Tensor& elements) const;
 
     // ---- shorthands for ops on the tape (defined in autograd/ops/) ----
@@ -181,7 +182,7 @@ public:
     Tensor to(Device device) const;
     Tensor contiguous() const;
     Tensor clone() const;
-    /// One size may be -1: it follows from the others.
+    /// One size may be -1: it is inferred from the others.
     Tensor reshape(const Shape& shape) const;
     Tensor transpose(std::int64_t first, std::int64_t second) const;
     Tensor permute(const std::vector<std::int64_t>& axes) const;
@@ -196,8 +197,8 @@ public:
     Tensor operator[](std::int64_t index) const;
 
     // ---- in-place changes (defined in autograd/ops/inplace.cpp) ----
-    // They are never recorded: while gradients are being recorded they refuse anything that is on the tape.
-    // Other operands broadcast to this shape and are converted to this dtype.
+    // They are never recorded: while gradients are being recorded they refuse any tensor on the tape. Other operands
+    // are broadcast to this shape and converted to this dtype.
 
     const Tensor& fill_(const Scalar& value) const;
     const Tensor& zero_() const { return fill_(0); }
@@ -225,7 +226,7 @@ private:
     std::shared_ptr<Impl> impl_;
 };
 
-/// Prints like NumPy, with summarised long axes, dtype and device where they are not f32 on the CPU.
+/// Prints like NumPy, abbreviates long axes, and shows dtype and device if they are not f32 on the CPU.
 std::ostream& operator<<(std::ostream& stream, const Tensor& tensor);
 std::string to_string(const Tensor& tensor);
 

@@ -39,7 +39,7 @@ Recording& recording() {
     return instance;
 }
 
-/// Small numbers, in the order in which threads first record something.
+/// Small numbers, in the order in which the threads first record an event.
 int thread_number() {
     static std::atomic<int> next{1};
     thread_local const int number = next.fetch_add(1);
@@ -84,7 +84,7 @@ void write_trace(const std::string& path) {
         before = ",\n";
     }
     text += "\n]}\n";
-    write_file_atomically(path, text);  // when it fails the recording goes on, and nothing is lost
+    write_file_atomically(path, text);  // if this fails, the recording continues and nothing is lost
     all.running = false;
     all.events = {};
     all.counts = {};

@@ -12,12 +12,12 @@
 namespace potluck {
 namespace {
 
-// Places of numbers in the memory.
+// Positions of the numbers in the memory.
 constexpr std::int64_t learning_rate_place = offsetof(UpdateNumbers, learning_rate) / sizeof(double);
 constexpr std::int64_t loss_sum_place = offsetof(UpdateNumbers, loss_sum) / sizeof(double);
 constexpr std::int64_t squares_place = offsetof(UpdateNumbers, sum_of_squares) / sizeof(double);
 
-/// Some neighbouring numbers as a tensor.
+/// A range of neighbouring numbers as a tensor.
 Tensor part_of(const Tensor& values, std::int64_t first, std::int64_t count) {
     return values.alias({count}, {1}, first);
 }

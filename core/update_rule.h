@@ -10,7 +10,7 @@ namespace potluck {
 /// Whether a number is neither infinite nor NaN, for kernels.
 constexpr bool is_finite_number(double value) { return value - value == 0.0; }
 
-/// `bad_element`: an op met one that nobody has been told of. `root` is a square root.
+/// `bad_element`: an op met an invalid element that has not been reported. `root` is a square-root function.
 template <class Root>
 constexpr void decide_update(UpdateNumbers& update, bool bad_element, Root root) {
     const double weight = update.targets * update.loss_scale;

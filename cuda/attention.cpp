@@ -1,5 +1,5 @@
-// Attention: by our own kernels (cuda/kernels/attention*.cu), or by cuDNN where the user has allowed it and it has a kernel
-// for the shape. Both leave the same logsumexp behind, so either may follow the other.
+// Attention: by our own kernels (cuda/kernels/attention*.cu), or by cuDNN where the user allows it and it has a kernel
+// for the shape. Both save the same logsumexp, so the backward of one may follow the forward of the other.
 
 #include "cuda/kernels/attention.h"
 
@@ -18,11 +18,11 @@ namespace {
 using cuda::FusedAttentionPlan;
 using cuda::FusedAttentionShape;
 
-/// Where a call of attention goes when cuDNN's kernels are allowed.
+/// How a call of attention is executed when cuDNN's kernels are allowed.
 enum class Path : std::uint8_t { fused, refused, unfit };
 
-/// Says once for each device and path which one attention takes: who has asked for the library's kernels should know where
-/// they do not run.
+/// Reports once per device and path which path attention takes, so that a user who has enabled the library's kernels
+/// learns where they are not used.
 void tell(std::array<std::atomic<bool>, 3>& told, Path path, const Tensor& q, const Tensor& k) {
     if (told[static_cast<std::size_t>(path)].exchange(true)) return;
     const char* story = path == Path::fused ? "runs by cuDNN's fused kernels"
@@ -33,7 +33,7 @@ void tell(std::array<std::atomic<bool>, 3>& told, Path path, const Tensor& q, co
                q.dtype(), pretty(q.shape()), pretty(k.shape()), story, q.device());
 }
 
-/// False when the library's kernels do not fit the call, or it has none for the shape.
+/// False when the call does not meet the requirements of the library's kernels, or there is none for the shape.
 bool run_fused(CudaBackend& device, cuda::FusedAttentionPlans& plans, std::array<std::atomic<bool>, 3>& told,
                const std::optional<FusedAttentionShape>& shape, const cuda::FusedAttentionTensors& tensors,
                double scale, const Tensor& q, const Tensor& k) {

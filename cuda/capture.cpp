@@ -109,10 +109,10 @@ private:
     CudaBackend& backend_;
     std::shared_ptr<Recording> recording_;
     std::shared_ptr<RecordedFaults> faults_;
-    std::function<void()> work_;  // keeps the tensors alive that it holds
+    std::function<void()> work_;  // keeps the tensors that it captures alive
     cudaGraphExec_t graph_ = nullptr;
     RandomKey start_;        // of the generator when recording began
-    std::uint64_t numbers_;  // that the work takes, in blocks
+    std::uint64_t numbers_;  // number of blocks that the work takes
 };
 
 std::unique_ptr<CapturedWork> CudaBackend::capture(std::function<void()> work) {
@@ -191,7 +191,7 @@ bool CudaBackend::release_recorded(void* data) noexcept try {
     if (!is_capturing()) return false;
     recording_->keep(data);
     return true;
-} catch (...) {  // no memory for the lists: the block is lost, which is better than used twice
+} catch (...) {  // no memory for the lists: leaking the block is better than using it twice
     return true;
 }
 

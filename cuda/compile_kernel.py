@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""compile_kernel.py REPORT COMMAND...: runs nvcc, and writes what ptxas -v says of the kernels into REPORT.
+"""compile_kernel.py REPORT COMMAND...: runs nvcc, and writes the output of ptxas -v about the kernels to REPORT.
 
 Everything else that nvcc prints is passed on, so that the build stays quiet unless something is wrong.
 """

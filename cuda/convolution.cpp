@@ -1,5 +1,5 @@
-// Convolution and its gradients by cuDNN. Where cuDNN has no deterministic algorithm (or a tensor passes the 2^31
-// elements that it can count), each image becomes a matrix product: its windows side by side, times the weights.
+// Convolution and its gradients by cuDNN. Where cuDNN has no deterministic algorithm (or a tensor exceeds its limit of
+// 2^31 elements), each image becomes a matrix product of its unfolded windows and the weights.
 
 #include <array>
 
@@ -18,7 +18,7 @@ using cuda::ConvolutionShape;
 
 std::array<std::int64_t, 4> sizes_of(const Tensor& x) { return {x.size(0), x.size(1), x.size(2), x.size(3)}; }
 
-/// The part of a contiguous tensor that belongs to place `index` of its first axis, seen in another shape.
+/// Entry `index` along the first axis of a contiguous tensor, in another shape.
 Tensor part(const Tensor& x, std::int64_t index, const Shape& shape) {
     return x.alias(shape, contiguous_strides(shape), x.offset() + index * (x.count() / x.size(0)));
 }
@@ -31,13 +31,13 @@ Tensor transposed(const Tensor& x) {
     return x.alias(shape, strides, x.offset());
 }
 
-/// The same by matrix products, image by image: all contiguous, f32 or f64.
+/// The same by matrix products, one image at a time: all tensors contiguous, f32 or f64.
 void convolve_unfolded(CudaBackend& device, ConvolutionPass pass, const Tensor& x, const Tensor& weight,
                        const Tensor& y, const ConvolutionSpec& options, bool accumulate) {
     const cudaStream_t stream = device.stream();
     const std::int64_t groups = options.groups;
     const std::array<std::int64_t, 2> kernel{weight.size(2), weight.size(3)}, windows{y.size(2), y.size(3)};
-    const std::int64_t depth = weight.size(1) * kernel[0] * kernel[1];  // of the sum in each element of y
+    const std::int64_t depth = weight.size(1) * kernel[0] * kernel[1];  // terms of each element of y
     const std::int64_t filters = weight.size(0) / groups, places = windows[0] * windows[1];
     Tensor weights = weight.alias({groups, filters, depth}, {filters * depth, depth, 1}, weight.offset());
     Tensor columns = Tensor::empty({groups, depth, places}, {x.dtype(), x.device()});
@@ -61,7 +61,8 @@ void convolve_unfolded(CudaBackend& device, ConvolutionPass pass, const Tensor& 
     }
 }
 
-/// One pass over contiguous tensors, none of them empty: `x`, `weight` or `y` is its result (added to when `accumulate`).
+/// One pass over contiguous tensors, none of them empty. Its result is `x`, `weight` or `y` (added to when
+/// `accumulate`).
 void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPass pass, const Tensor& x,
               const Tensor& weight, const Tensor& y, const ConvolutionSpec& options, bool accumulate) {
     const ConvolutionShape shape{
@@ -79,7 +80,7 @@ void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPas
         convolve_unfolded(device, pass, x, weight, y, options, accumulate);
         return;
     }
-    // Half types are computed in f32, and rounded once.
+    // Half types are computed in f32 and rounded once.
     std::array<Tensor, 3> tensors{x, weight, y}, wide;
     const std::size_t result = pass == ConvolutionPass::data_gradient ? 0
                                : pass == ConvolutionPass::forward     ? 2
@@ -97,7 +98,7 @@ void convolve(CudaBackend& device, cuda::ConvolutionPlans& plans, ConvolutionPas
 void CudaBackend::convolution(const Tensor& x, const Tensor& weight, const Tensor& bias_or_none,
                               const ConvolutionSpec& options, Tensor& y) {
     if (y.count() == 0) return;
-    // The bias is laid down first and the products are added to it: one rounding, also in half types.
+    // y is initialised with the bias, and the products are added to it: one rounding, also in half types.
     const bool has_bias = bias_or_none.defined();
     if (has_bias)
         copy(
@@ -129,7 +130,7 @@ void CudaBackend::convolution_backward(const Tensor& x, const Tensor& weight, co
     if (Tensor& dweight = dweight_or_none; dweight.defined()) {
         if (empty)
             fill(dweight, 0);
-        else  // cuDNN knows one dtype for all three: an f32 result is computed from f32
+        else  // cuDNN needs one dtype for all three: an f32 result is computed from f32
             convolve(*this, plans, ConvolutionPass::weight_gradient, contiguous(*this, x, dweight.dtype()),
                      dweight, contiguous(*this, dy, dweight.dtype()), options, /*accumulate=*/false);
     }

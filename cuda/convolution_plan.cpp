@@ -7,8 +7,8 @@
 namespace potluck::cuda {
 namespace {
 
-// Deterministic, and a plain sum of products: the other algorithms either add atomically (0 of both gradients, 3 of the
-// weight's) or transform to frequencies or by Winograd, which costs several bits of the result.
+// Deterministic algorithms that compute a plain sum of products: the others either add atomically (0 of both gradients,
+// 3 of the weight's) or use FFT or Winograd transforms, which cost several bits of the result.
 constexpr auto data_algorithm = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
 constexpr auto weight_algorithm = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
 
@@ -27,8 +27,8 @@ cudnnDataType_t data_type(DType dtype) {
     }
 }
 
-/// f32 keeps all of its bits (CUDNN_DEFAULT_MATH would permit TF32 since compute capability 8.0); half types may use
-/// tensor cores, which lose nothing of them.
+/// f32 keeps full precision (CUDNN_DEFAULT_MATH would permit TF32 since compute capability 8.0); half types may use
+/// tensor cores, which multiply them exactly.
 cudnnMathType_t math_type(const ConvolutionShape& shape) {
     switch (shape.dtype) {
         case DType::f32:
@@ -40,7 +40,7 @@ cudnnMathType_t math_type(const ConvolutionShape& shape) {
     }
 }
 
-/// The library counts sizes in int, and elements of a tensor up to 2^31.
+/// The library stores sizes as int and allows at most 2^31 elements per tensor.
 bool fits(const std::array<std::int64_t, 4>& sizes) {
     std::int64_t product = 1;
     for (const std::int64_t size : sizes) {
@@ -79,7 +79,7 @@ ConvolutionDescriptor convolution_descriptor(const ConvolutionShape& shape) {
     cudnnConvolutionDescriptor_t handle = nullptr;
     check(cudnnCreateConvolutionDescriptor(&handle), "cudnnCreateConvolutionDescriptor");
     ConvolutionDescriptor made(handle);
-    // What others call a convolution is a cross-correlation here: the filter is not turned around.
+    // The "convolution" of neural networks is a cross-correlation: the filter is not flipped.
     check(cudnnSetConvolution2dDescriptor(
               handle, static_cast<int>(shape.padding[0]), static_cast<int>(shape.padding[1]),
               static_cast<int>(shape.stride[0]), static_cast<int>(shape.stride[1]),
@@ -141,7 +141,7 @@ bool ConvolutionPlan::find_algorithm(cudnnHandle_t library) {
 
 bool ConvolutionPlan::run(cudnnHandle_t library, void* x, void* weight, void* y, bool accumulate,
                           void* workspace) const {
-    // Of the type that is computed in.
+    // In the type of the computation.
     const double one = 1.0, zero = 0.0;
     const float one_f32 = 1.0F, zero_f32 = 0.0F;
     const bool is_f64 = dtype_ == DType::f64;

@@ -1,11 +1,11 @@
 #pragma once
 
-// Internal: what cuDNN wants to know about a convolution, asked once for each shape.
+// Internal: descriptors and the algorithm that cuDNN needs for a convolution, determined once per shape.
 //
-// This is cuDNN's older interface (cudnnConvolutionForward and its two gradients), which version 9 keeps and documents
-// as deprecated in favour of the graph interface. It names its algorithms, so that the deterministic ones, which sum in
-// f32, can be chosen by name; the graph interface leaves the choice to a heuristic. Everything that would change with
-// the other interface is in this file and convolution_plan.cpp.
+// This is cuDNN's older interface (cudnnConvolutionForward and its two gradients), which version 9 keeps but documents
+// as deprecated in favour of the graph interface. It names its algorithms, so that we can choose the deterministic
+// ones, which sum in f32; the graph interface leaves the choice to a heuristic. Everything that would change with the
+// other interface is in this file and convolution_plan.cpp.
 
 #include <cudnn.h>
 
@@ -22,7 +22,7 @@ namespace potluck::cuda {
 
 enum class ConvolutionPass : std::uint8_t { forward, data_gradient, weight_gradient };
 
-/// Everything that decides which kernel of the library fits. All tensors are contiguous.
+/// All parameters that determine the library's kernel. All tensors are contiguous.
 struct ConvolutionShape {
     ConvolutionPass pass = ConvolutionPass::forward;
     DType dtype = DType::f32;
@@ -50,18 +50,18 @@ using FilterDescriptor =
 using ConvolutionDescriptor =
     std::unique_ptr<std::remove_pointer_t<cudnnConvolutionDescriptor_t>, CloseConvolutionDescriptor>;
 
-/// The library's descriptors for one shape and pass, and its algorithm.
+/// The library's descriptors and algorithm for one shape and pass.
 class ConvolutionPlan {
 public:
     ConvolutionPlan(cudnnHandle_t library, const ConvolutionShape& shape);
 
-    /// Whether the library has a deterministic algorithm; without one only this may be asked.
+    /// Whether the library has a deterministic algorithm; without one, call no other function.
     bool exists() const { return exists_; }
     std::int64_t workspace_bytes() const { return static_cast<std::int64_t>(workspace_bytes_); }
 
-    /// Puts the pass into the library's stream: its result is written, or added to when `accumulate`, and the other two
-    /// tensors are read. `workspace` holds workspace_bytes(). False, and nothing was done, when the library refuses after
-    /// all what it gave a workspace for.
+    /// Enqueues the pass in the library's stream: it writes its result, or adds to it when `accumulate`, and reads the
+    /// other two tensors. `workspace` has workspace_bytes(). Returns false, without doing anything, when the library
+    /// refuses to run an algorithm although it reported a workspace for it.
     bool run(cudnnHandle_t library, void* x, void* weight, void* y, bool accumulate, void* workspace) const;
 
 private:

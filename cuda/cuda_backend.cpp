@@ -18,10 +18,10 @@ CudaBackend::~CudaBackend() = default;
 
 namespace {
 
-/// The device on which this thread records work, or nullptr.
+/// The device on which this thread is recording work, or nullptr.
 thread_local const CudaBackend* recording_device = nullptr;
 
-/// Throws Error unless the device has memory pools, from which all memory comes.
+/// Throws Error unless the device has memory pools, from which all memory is allocated.
 void require_memory_pools(int index) {
     int supported = 0;
     check(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, index),
@@ -42,7 +42,7 @@ void CudaBackend::note_recording(bool begins) { recording_device = begins ? this
 CudaBackend::Resources::Resources(int index) {
     require_memory_pools(index);
     check(cudaDeviceGetDefaultMemPool(&pool, index), "cudaDeviceGetDefaultMemPool");
-    // Freed blocks stay in the pool: by default every synchronisation would give them back to the system.
+    // Freed blocks stay in the pool: by default every synchronisation would return them to the system.
     std::uint64_t everything = UINT64_MAX;
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything),
           "cudaMemPoolSetAttribute");

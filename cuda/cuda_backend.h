@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: one CUDA device. The contract is core/backend.h; each family of kernels stands in its own file,
-// cuda/kernels/<family>.cu, and the families that call a library in cuda/<family>.cpp.
+// Internal: one CUDA device. The contract is core/backend.h; each family of kernels is in its own file,
+// cuda/kernels/<family>.cu, and families that call a library are in cuda/<family>.cpp.
 
 #include <cublasLt.h>
 #include <cudnn.h>
@@ -23,8 +23,8 @@
 
 namespace potluck {
 
-// Each is defined in the file of its family, cuda/kernels/<family>.cu, which does not know the contract: a new kernel in it
-// compiles no other one anew.
+// Each is defined in cuda/kernels/<family>.cu, which does not include the contract: a new kernel there recompiles no
+// other family.
 namespace cuda {
 void copy(KernelDevice& device, const Tensor& from, Tensor& to);
 void fill(KernelDevice& device, Tensor& to, const Scalar& value);
@@ -96,7 +96,7 @@ class CudaBackend final : public Backend,
                           public cuda::KernelDevice,
                           public cuda::HasOptions {
 public:
-    /// Opens device `index`. Its stream, memory pool and library handles are made at their first use.
+    /// Opens device `index`. Its stream, memory pool and library handles are created at their first use.
     explicit CudaBackend(int index);
     ~CudaBackend() override;
 
@@ -275,9 +275,9 @@ public:
     // ---- for the kernel families, see cuda/kernel_device.h ----
 
     cudaStream_t stream() override;
-    /// The stream of a kind, never one that records. Makes the device the current one, too.
+    /// The stream of a kind, never one that records. Also makes the device the current one.
     cudaStream_t stream(StreamKind kind);
-    /// Whether copies of this device's streams reach the memory of `other`, which is made open to them when it can be.
+    /// Whether copies in this device's streams can access the memory of `other`; enables peer access if possible.
     bool reaches(CudaBackend& other);
     bool is_recording() const override { return is_capturing(); }
     bool is_capturing() const override { return recording_thread_.load() == std::this_thread::get_id(); }
@@ -289,7 +289,7 @@ public:
 
     // ---- for the families that call a library ----
 
-    /// This thread's library handle, bound to nothing (cuBLASLt takes the stream with each call).
+    /// This thread's library handle, not bound to a stream (cuBLASLt takes the stream with each call).
     cublasLtHandle_t cublas();
     /// This thread's library handle, bound to stream().
     cudnnHandle_t cudnn();
@@ -302,27 +302,28 @@ private:
     class Graph;
     class ThreadFaults;
 
-    /// Lets `queue` wait for what the compute stream holds now.
+    /// Makes `queue` wait for the work that is in the compute stream now.
     void follow_compute(cudaStream_t queue);
     std::shared_ptr<const PendingWork> mark(cudaStream_t queue);
-    /// From this device to `target` by way of pinned memory, piece by piece, without the host.
+    /// Copies from this device to `target` through pinned memory, in pieces, without blocking the host.
     std::shared_ptr<const PendingWork> copy_by_host(CudaBackend& target, const Tensor& from, Tensor& to,
                                                     StreamKind kind);
 
     Resources& resources();
     ThreadFaults& thread_faults();
-    /// Starts to read what this thread's ops reported, to be looked at when the host has waited; false: nothing to read.
+    /// Starts to copy what this thread's ops reported, for a check after the host has waited; false: nothing to copy.
     bool start_fault_check();
     void finish_fault_check();  // throws the Error of the first bad element
-    /// A replay was started that may report into these slots.
+    /// Announces a replay that may report into these slots.
     void expect_faults(const std::shared_ptr<RecordedFaults>& faults);
-    /// To the host, through page-locked buffers; waits.
+    /// Copies to the host through page-locked buffers; waits.
     void copy_through_staging(void* to, const void* from, std::int64_t bytes, cudaStream_t queue);
-    /// Memory of the work that is being recorded.
+    /// Allocates memory for the work that is being recorded.
     void* allocate_recorded(std::int64_t bytes);
-    /// Takes the block when it belongs to recorded work, or when what is being recorded may use it.
+    /// Takes the block over if it belongs to recorded work, or if the work being recorded may use it. Returns whether
+    /// it did.
     bool release_recorded(void* data) noexcept;
-    /// This thread begins or ends to record work on this device; in between it may use no other.
+    /// This thread begins or ends to record work on this device; meanwhile it may use no other device.
     void note_recording(bool begins);
 
     int index_;
@@ -333,7 +334,7 @@ private:
     std::shared_ptr<Recording> recording_;  // while work is being captured, by this thread:
     std::atomic<std::thread::id> recording_thread_;
     std::mutex recorded_mutex_;
-    // Blocks that tensors hold and that recorded work owns: it lives as long as one of them.
+    // Blocks that tensors hold and recorded work owns: a recording lives as long as any of its blocks is in use.
     std::unordered_map<void*, std::shared_ptr<Recording>> recorded_blocks_;
     std::shared_ptr<RecordedFaults> recorded_faults_;  // while work is being captured
 };

@@ -31,8 +31,8 @@ void finalize(const BackendDescriptor& descriptor) {
     check(cudnnBackendFinalize(descriptor.get()), "cudnnBackendFinalize");
 }
 
-/// What an operation computes in. Indices are integers and comparisons are truth values: the library has no engine for a
-/// causal mask otherwise.
+/// The compute type of an operation. It must be integer for indices and boolean for comparisons: otherwise the library
+/// has no engine for a causal mask.
 cudnnDataType_t math_type_of(cudnnPointwiseMode_t mode) {
     switch (mode) {
         case CUDNN_POINTWISE_GEN_INDEX:
@@ -50,7 +50,7 @@ cudnnDataType_t math_type_of(cudnnPointwiseMode_t mode) {
 }
 
 #if CUDNN_VERSION >= 90800
-/// The device of a library handle.
+/// The device descriptor of a library handle.
 BackendDescriptor device_of(cudnnHandle_t library) {
     BackendDescriptor device = create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     set(device, CUDNN_ATTR_DEVICEPROP_HANDLE, CUDNN_TYPE_HANDLE, library);
@@ -188,7 +188,7 @@ void OperationGraph::reshape(const GraphTensor& x, const GraphTensor& result) {
 
 std::unique_ptr<GraphPlan> OperationGraph::plan([[maybe_unused]] cudnnHandle_t library) const {
 #if CUDNN_VERSION < 90800
-    return nullptr;  // graphs were bound to a handle then, by an attribute that is gone
+    return nullptr;  // in those versions an attribute that no longer exists bound graphs to a handle
 #else
     const BackendDescriptor device = device_of(library);
     BackendDescriptor graph = create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -221,7 +221,7 @@ std::unique_ptr<GraphPlan> OperationGraph::plan([[maybe_unused]] cudnnHandle_t l
         configurations.push_back(create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
         handles.push_back(configurations.back().get());
     }
-    // Fewer may come than were counted: those that turn out not to work here are left out.
+    // May return fewer than it counted: engines that turn out not to work here are left out.
     check(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                    CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &count,
                                    static_cast<void*>(handles.data())),

@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: the options of one CUDA device, which users set with the functions of cuda/options.h. They stand apart from
-// CudaBackend because builds without CUDA have those functions, too.
+// Internal: the options of one CUDA device, which users set with the functions of cuda/options.h. They are separate
+// from CudaBackend because builds without CUDA have those functions, too.
 
 #include <atomic>
 

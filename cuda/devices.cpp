@@ -1,4 +1,4 @@
-// Finds the CUDA devices of this machine when the first one is asked for.
+// Finds the CUDA devices of this machine when a CUDA device is first requested.
 
 #include <memory>
 
@@ -11,10 +11,10 @@ namespace {
 
 using cuda::check;
 
-/// "13.0" from the runtime's 13000.
+/// "13.0" for the runtime's 13000.
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-/// Registers every device; says why there is none.
+/// Registers every device; returns the reason if there is none.
 std::string discover() {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);

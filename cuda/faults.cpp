@@ -42,7 +42,7 @@ void FaultList::tell(int index, std::int64_t position) const {
 
 }  // namespace cuda
 
-/// What one thread has started on the device and not been told about.
+/// The slots of one thread's ops on the device that have not been checked yet.
 class CudaBackend::ThreadFaults {
 public:
     explicit ThreadFaults(CudaBackend& backend)
@@ -74,7 +74,7 @@ public:
         return ranges;
     }
 
-    /// Starts to copy the slots to the host; false when there are none to look at.
+    /// Starts to copy the slots to the host; false when no slot is in use.
     bool start(cudaStream_t stream) {
         const cuda::FaultRanges all = ranges();
         auto* to = static_cast<unsigned long long*>(block_->host.data());
@@ -85,7 +85,7 @@ public:
         return all.count > 0;
     }
 
-    /// Once these copies are done: throws the Error of the first bad element, after which all slots are empty.
+    /// After the copies have completed: throws the Error of the first bad element and resets all slots.
     void finish(cudaStream_t stream) {
         const cuda::FaultRanges all = ranges();
         const auto replayed = std::exchange(replayed_, {});

@@ -1,8 +1,8 @@
 #pragma once
 
-// Internal: bad elements that only kernels see (an id outside the vocabulary, a divisor of 0). A kernel reports the
-// position of the first one into a slot of device memory; the host waits for nothing, and tells it when it next waits
-// anyway. Kernel files include this.
+// Internal: bad elements that only kernels can detect (an id outside the vocabulary, a divisor of 0). A kernel writes
+// the position of the first one into a slot of device memory. The host does not wait for it: the Error is thrown when
+// the host next waits anyway. Kernel files include this header.
 
 #include <cstdint>
 #include <functional>
@@ -11,15 +11,15 @@
 
 namespace potluck::cuda {
 
-/// What stands in a slot where nothing was reported: kernels put positions there by atomicMin.
+/// The value of a slot without a report: kernels write positions by atomicMin.
 inline constexpr unsigned long long no_fault = ~0ULL;
-/// Ops that may report before the host has to look.
+/// Number of ops that may report before the host must check.
 inline constexpr int fault_slots = 256;
 
-/// Throws the Error of the bad element at a position.
+/// Throws the Error for the bad element at `position`.
 using FaultTeller = std::function<void(std::int64_t position)>;
 
-/// Slots that have been given to ops.
+/// Slots that have been assigned to ops.
 struct FaultRange {
     const unsigned long long* slots;
     int count;
@@ -30,7 +30,7 @@ struct FaultRanges {
     FaultRange ranges[most] = {};
 };
 
-/// A stretch of slots on the device, and what the host needs to tell what they say.
+/// A range of slots on the device, and the information that the host needs to interpret them.
 class FaultList {
 public:
     explicit FaultList(unsigned long long* slots) : slots_(slots) {}
@@ -38,10 +38,10 @@ public:
     bool is_full() const { return static_cast<int>(given_.size()) == fault_slots; }
     bool is_empty() const { return given_.empty(); }
     FaultRange range() const { return {slots_, static_cast<int>(given_.size())}; }
-    /// The slot of an op that starts now. When there is none left, the last one is shared, and says less.
+    /// Assigns a slot to an op that starts now. If none is left, ops share the last one, whose report is less specific.
     unsigned long long* give(const char* op, FaultTeller tell);
     void clear() { given_.clear(); }
-    /// Throws the Error of what slot `index` says.
+    /// Throws the Error that slot `index` reports.
     void tell(int index, std::int64_t position) const;
 
 private:

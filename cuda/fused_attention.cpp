@@ -16,7 +16,7 @@ FourSizes transposed(FourSizes of) {
     return of;
 }
 
-/// Strides as the library wants them, or nullopt. Those of axes of size 1 may be anything.
+/// The strides in the library's form, or nullopt. Strides of axes of size 1 are arbitrary.
 std::optional<FourSizes> strides_of(const Tensor& x) {
     if (reinterpret_cast<std::uintptr_t>(x.raw_data()) % alignment != 0) return std::nullopt;
     const std::int64_t pack = alignment / size_of(x.dtype());
@@ -83,7 +83,7 @@ FusedAttentionPlan::FusedAttentionPlan(cudnnHandle_t library, const FusedAttenti
     const cudnnDataType_t type = data_type(shape.dtype);
     const FourSizes row_sizes{shape.batch, shape.heads, shape.queries, 1};
     q_ = graph_.tensor(type, {shape.batch, shape.heads, shape.queries, shape.head_size}, shape.strides[0]);
-    // The product wants k with its axes turned round: (batch, kv_heads, head_size, keys).
+    // The product needs k with its last axes swapped: (batch, kv_heads, head_size, keys).
     k_ = graph_.tensor(type, {shape.batch, shape.kv_heads, shape.head_size, shape.keys},
                        transposed(shape.strides[1]));
     y_ = graph_.tensor(type, {shape.batch, shape.heads, shape.queries, shape.value_size}, shape.strides[3]);
@@ -96,7 +96,7 @@ FusedAttentionPlan::FusedAttentionPlan(cudnnHandle_t library, const FusedAttenti
     plan_ = graph_.plan(library);
 }
 
-/// The scores, where causal with -inf for keys beyond the query.
+/// The scores; when causal, with -inf for keys after the query.
 GraphTensor FusedAttentionPlan::masked(const FusedAttentionShape& shape, const GraphTensor& scores) {
     if (!shape.causal) return scores;
     hidden_ = graph_.number();
@@ -153,7 +153,7 @@ void FusedAttentionPlan::build_backward(const FusedAttentionShape& shape) {
     row_sum_ = graph_.tensor(CUDNN_DATA_FLOAT, logsumexp_.sizes, packed_strides(logsumexp_.sizes));
     row_sums_ = shape.batch * shape.heads * shape.queries;
 
-    // dy . y. The library expects a factor behind it, which dropout would set.
+    // dy . y. The library expects a multiplication after it, which dropout would use.
     const GraphTensor elements = graph_.intermediate(y_.sizes);
     const GraphTensor unscaled_sum = graph_.intermediate(logsumexp_.sizes);
     graph_.pointwise(CUDNN_POINTWISE_MUL, dy_, y_, elements);
@@ -172,7 +172,7 @@ void FusedAttentionPlan::build_backward(const FusedAttentionShape& shape) {
     graph_.pointwise(CUDNN_POINTWISE_EXP, masked(shape, shifted), weights);
     graph_.reshape(weights, turned_weights);
     const bool is_grouped = shape.heads != shape.kv_heads;
-    // With groups each head has a gradient first, and those of a group are then added.
+    // With grouped heads, each query head gets its own gradient, and those of a group are then added.
     const auto multiply = [&](const GraphTensor& left, const GraphTensor& right, const GraphTensor& result) {
         if (!is_grouped) return graph_.matmul(left, right, result);
         FourSizes all_heads = result.sizes;
@@ -183,8 +183,9 @@ void FusedAttentionPlan::build_backward(const FusedAttentionShape& shape) {
     };
     multiply(turned_weights, dy_, dv_);
 
-    // The gradients of the scores, dk and dq. That dq is the product itself, and not a sum on the side that is rounded
-    // afterwards, asks the library for its deterministic way: it keeps the gradients of all scores in its workspace.
+    // The gradients of the scores, dk and dq. Writing dq directly as the product, and not as an accumulated sum that is
+    // rounded afterwards, selects the library's deterministic variant: it keeps the gradients of all scores in its
+    // workspace.
     const GraphTensor weight_gradients = graph_.intermediate(sizes);
     const GraphTensor centered = graph_.intermediate(sizes);
     const GraphTensor unscaled = graph_.intermediate(sizes);

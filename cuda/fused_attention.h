@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: attention by cuDNN, as an option (set_fused_attention in cuda/options.h). Attention is written down as a graph
-// of its single operations, which the library recognises and runs as one kernel.
+// Internal: attention by cuDNN, as an option (set_fused_attention in cuda/options.h). Attention is expressed as a graph
+// of its individual operations, which the library recognises and executes as one kernel.
 
 #include <cudnn.h>
 
@@ -17,7 +17,7 @@
 
 namespace potluck::cuda {
 
-/// Everything that decides which kernel of the library fits.
+/// All parameters that determine the library's kernel.
 struct FusedAttentionShape {
     bool is_backward = false;
     bool causal = false;
@@ -35,15 +35,15 @@ struct FusedAttentionTensors {
     void *dy = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
 };
 
-/// A graph of attention with an engine of the library for it.
+/// A graph of attention with the library's engine for it.
 class FusedAttentionPlan {
 public:
     FusedAttentionPlan(cudnnHandle_t library, const FusedAttentionShape& shape);
 
-    /// Whether the library has a deterministic engine; without one only this may be asked.
+    /// Whether the library has a deterministic engine; without one, call no other function.
     bool exists() const { return plan_ != nullptr; }
     std::int64_t workspace_bytes() const { return plan_->workspace_bytes(); }
-    /// Elements of f32 that run() needs beside the workspace.
+    /// Number of f32 elements that run() needs in addition to the workspace.
     std::int64_t row_sums() const { return row_sums_; }
 
     void run(cudnnHandle_t library, const FusedAttentionTensors& tensors, float scale, void* row_sums,
@@ -63,8 +63,8 @@ private:
 
 using FusedAttentionPlans = PlanCache<FusedAttentionShape, FusedAttentionPlan>;
 
-/// The shape of a call that the library may be asked for: half types, sizes of up to 128 in steps of 8, aligned rows, no
-/// mask, no dropout, causal only with as many keys as queries. nullopt for all others.
+/// The shape for a call that meets the library's requirements: half types, sizes up to 128 in steps of 8, aligned rows,
+/// no mask, no dropout, and causal only with equally many keys and queries. nullopt for all others.
 std::optional<FusedAttentionShape> fused_attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
                                                          const Tensor& mask_or_none,
                                                          const AttentionSpec& options, const Tensor& y);

@@ -1,8 +1,8 @@
 #pragma once
 
-// The language of the kernel files (cuda/kernels/*.cu), which have two builds: nvcc for the card, and the host compiler
-// for the emulator. `<<<>>>` is no C++, so kernels are started through launch(); dynamic shared memory comes from a
-// function. Everything else (threadIdx, __syncthreads, __shfl_xor_sync, __shared__ arrays, ...) is CUDA C++ in both.
+// The language of the kernel files (cuda/kernels/*.cu), which are compiled by nvcc for the GPU and by the host compiler
+// for the emulator. `<<<>>>` is not C++, so kernels are launched by launch(), and a function returns dynamic shared
+// memory. Everything else (threadIdx, __syncthreads, __shfl_xor_sync, __shared__ arrays, ...) is CUDA C++ in both.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -23,7 +23,7 @@
 
 namespace potluck::cuda {
 
-/// The block's dynamic shared memory, as many bytes as launch() was told; aligned to 16 bytes.
+/// The block's dynamic shared memory, of the size that was passed to launch(); aligned to 16 bytes.
 template <class T>
 __device__ inline T* dynamic_shared_memory() {
 #if POTLUCK_CUDA_EMULATED
@@ -34,10 +34,10 @@ __device__ inline T* dynamic_shared_memory() {
 #endif
 }
 
-/// Starts `kernel` on `grid` x `block` threads in `stream`, after everything that was put into the stream before, and
-/// returns at once. An empty grid does nothing. `shared_bytes` of dynamic shared memory and the kernel's own (`__shared__`)
-/// may together pass 48 KiB.
-/// Throws Error, under the name of the running op, when the device refuses.
+/// Launches `kernel` on `grid` x `block` threads in `stream`, after everything that is already in the stream, and
+/// returns immediately. An empty grid does nothing. `shared_bytes` of dynamic shared memory and the kernel's own
+/// (`__shared__`) may together exceed 48 KiB.
+/// Throws Error, under the name of the running op, when the launch fails.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
             cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
@@ -54,15 +54,15 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sh
 #endif
 }
 
-/// Blocks of `per_block` that cover `count`; a kernel whose loop strides over the grid may be given fewer, at most
-/// `most`. Throws nothing: count 0 gives 0 blocks.
+/// Number of blocks of `per_block` that cover `count`; a kernel with a grid-stride loop may be given fewer, at most
+/// `most`. Never throws: count 0 gives 0 blocks.
 inline unsigned blocks_for(std::int64_t count, std::int64_t per_block,
                            std::int64_t most = std::int64_t{1} << 30) {
     const std::int64_t blocks = (count + per_block - 1) / per_block;
     return static_cast<unsigned>(blocks < most ? blocks : most);
 }
 
-/// Where a thread of a one-dimensional grid begins, and how far it strides, in a loop over all elements.
+/// The first element and the stride of a thread of a one-dimensional grid in a grid-stride loop.
 __device__ inline std::int64_t global_thread() {
     return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }

@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt. Whatever can be said to the library by a transposition, a leading dimension or a stride
-// between matrices is said to it; operands that lie otherwise are copied first.
+// Matrix products by cuBLASLt. Layouts that can be described by a transposition, a leading dimension or a stride
+// between matrices are passed to the library; other operands are copied first.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,8 +18,8 @@ using cuda::MatmulOperand;
 using cuda::MatmulPlan;
 using cuda::MatmulShape;
 
-// The library takes the number of matrices in 32 bits, and some of its kernels only what a grid has in y and z, 65535
-// blocks (tensorflow pull request 44175 found the same and cuts there); this is a rounder number.
+// The library takes the number of matrices as 32 bits, and some of its kernels are limited by the grid's y and z
+// dimensions, 65535 blocks (tensorflow pull request 44175 found the same and splits there); this is a rounder number.
 constexpr std::int64_t most_matrices = std::int64_t{63} * 1024;
 
 /// The largest power of two, up to 256, that divides the address.
@@ -28,7 +28,7 @@ std::uint32_t alignment_of(const void* pointer) {
     return static_cast<std::uint32_t>(address & (~address + 1));
 }
 
-/// Whether the last two axes lie as the library can take them; then `operand` says how.
+/// Whether the library supports the layout of the last two axes; if so, `operand` describes it.
 bool describe(const Tensor& x, MatmulOperand& operand) {
     const std::int64_t rows = x.size(-2), columns = x.size(-1);
     const std::int64_t row_stride = *(x.strides().end() - 2), column_stride = x.strides().back();
@@ -58,7 +58,7 @@ Tensor packed(Backend& device, const Tensor& x) {
     return copy.alias(x.shape(), strides, copy.offset());
 }
 
-/// The batch axes, neighbours merged where all three operands allow it. Strides in elements.
+/// A batch axis, after merging where the strides of all three operands allow it. Strides in elements.
 struct BatchAxis {
     std::int64_t size, a, b, y;
 };
@@ -79,7 +79,7 @@ std::vector<BatchAxis> batch_axes(const Tensor& a, const Tensor& b, const Tensor
     return axes;
 }
 
-/// Batches that share the matrix b are more rows of a: one large product in place of many.
+/// Batches that share the matrix b become rows of a: one large product instead of many.
 void fold_batches(std::vector<BatchAxis>& axes, MatmulShape& shape) {
     while (!axes.empty() && axes.back().b == 0 && axes.back().y == shape.m * shape.n) {
         const std::int64_t step = axes.back().a;
@@ -91,10 +91,10 @@ void fold_batches(std::vector<BatchAxis>& axes, MatmulShape& shape) {
     }
 }
 
-/// A product on its way to the library: operands that it can take, and what is known of their shape.
+/// A product prepared for the library: operands with a supported layout, and their shape.
 struct Product {
     Tensor a, b;                   // keep copies alive
-    std::vector<BatchAxis> outer;  // one call of the library for each place along these axes
+    std::vector<BatchAxis> outer;  // one library call for each index along these axes
     MatmulShape shape;
 };
 
@@ -123,7 +123,7 @@ Product prepare(CudaBackend& device, const Tensor& a, const Tensor& b, const Ten
     return p;
 }
 
-/// Gives the library as many products as it takes at once.
+/// Passes the library as many products as it accepts in one call.
 struct Caller {
     CudaBackend& device;
     cuda::MatmulPlans& plans;
@@ -131,7 +131,7 @@ struct Caller {
     cuda::Epilogue epilogue;
     bool accumulate;
 
-    /// False, and nothing was done, when the library has no algorithm.
+    /// Returns false, without doing anything, when the library has no algorithm.
     bool call(MatmulShape shape, const std::byte* a, const std::byte* b, std::byte* y) const {
         shape.a.alignment = alignment_of(a);
         shape.b.alignment = alignment_of(b);
@@ -149,7 +149,7 @@ struct Caller {
     }
 };
 
-/// y = a b (+ y, or + bias). False, and nothing was done, when the library has no algorithm.
+/// y = a b (+ y, or + bias). Returns false, without doing anything, when the library has no algorithm.
 bool multiply(const Product& p, Tensor& y, const Caller& caller) {
     const auto at = [](const Tensor& x, std::int64_t elements) {
         return static_cast<std::byte*>(x.raw_data()) + elements * size_of(x.dtype());
@@ -181,8 +181,8 @@ Tensor transposed(const Tensor& x) {
     return x.alias({x.size(1), x.size(0)}, {x.strides()[1], x.strides()[0]}, x.offset());
 }
 
-/// x (rows, in) weight (out, in)^T and the epilogue in one call. False, and nothing was done, where the library cannot:
-/// it adds no vector to f64, and takes only one without gaps.
+/// x (rows, in) weight (out, in)^T and the epilogue in one call. Returns false, without doing anything, where the
+/// library does not support it: it adds no vector in f64, and only a contiguous one.
 bool linear_by_epilogue(CudaBackend& device, cuda::MatmulPlans& plans, const Tensor& x, const Tensor& weight,
                         const Tensor& bias, void* before, Tensor& y) {
     if (y.count() == 0 || x.size(1) == 0 || !is_floating(y.dtype()) || y.dtype() == DType::f64) return false;
@@ -219,7 +219,7 @@ void CudaBackend::linear(const Tensor& x, const Tensor& weight, const Tensor& bi
     if (options().bias_epilogue &&
         linear_by_epilogue(*this, resources().matmul_plans, x, weight, bias, nullptr, y))
         return;
-    // Laid down first, the product is added to it: one rounding, also in half types.
+    // y is initialised with the bias, and the product is added to it: one rounding, also in half types.
     copy(bias.broadcast_alias("linear", y.shape()), y);
     matmul(x, transposed(weight), y, /*accumulate=*/true);
 }

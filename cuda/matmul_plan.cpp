@@ -2,9 +2,9 @@
 
 #include "cuda/library_check.h"
 
-// cuBLASLt counts matrices by columns. Read so, the row-major y (m, n) in memory is the matrix y^T (n, m), and
-// y^T = b^T a^T: the library's first operand is our b and its second our a, and the rows of its result, which the bias
-// belongs to, are our columns.
+// cuBLASLt matrices are column-major. Interpreted so, the memory of the row-major y (m, n) is the matrix y^T (n, m),
+// and y^T = b^T a^T: the library's first operand is our b and its second our a, and the rows of its result, to which
+// the bias belongs, are our columns.
 
 namespace potluck::cuda {
 namespace {
@@ -22,7 +22,7 @@ cudaDataType data_type(DType dtype) {
     }
 }
 
-/// Every sum is held in f32, in f64 for f64.
+/// Every sum is accumulated in f32; in f64 for f64.
 cublasComputeType_t compute_type(const MatmulShape& shape) {
     if (shape.dtype == DType::f64) return CUBLAS_COMPUTE_64F;
     return shape.dtype == DType::f32 && shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -44,7 +44,7 @@ void set(const MatmulPreference& preference, cublasLtMatmulPreferenceAttributes_
           "cublasLtMatmulPreferenceSetAttribute");
 }
 
-/// A matrix of `rows` rows as we see them, `leading` elements apart: as the library sees it, these are columns.
+/// Our matrix with `rows` rows that are `leading` elements apart: for the library these are columns.
 MatrixLayout layout(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t leading,
                     std::int64_t batch, std::int64_t batch_stride) {
     cublasLtMatrixLayout_t handle = nullptr;
@@ -95,7 +95,7 @@ MatmulPlan::MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const
     check(cublasLtMatmulPreferenceCreate(&wishes), "cublasLtMatmulPreferenceCreate");
     const MatmulPreference preference(wishes);
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace_bytes);
-    // A sum that is cut in pieces keeps them in f32: the other schemes round each piece to the type of y.
+    // A sum that is split into pieces keeps them in f32: the other schemes round each piece to the type of y.
     set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.b.alignment);

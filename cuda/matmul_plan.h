@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what cuBLASLt wants to know about a product, asked once for each shape.
+// Internal: descriptors and the algorithm that cuBLASLt needs for a product, determined once per shape.
 
 #include <cublasLt.h>
 
@@ -14,8 +14,8 @@
 
 namespace potluck::cuda {
 
-/// One operand in memory: rows of `leading` elements, or, when transposed, columns of them; one matrix after the other
-/// in steps of `batch_stride` elements.
+/// One operand in memory: rows that are `leading` elements apart, or columns when transposed; the matrices are
+/// `batch_stride` elements apart.
 struct MatmulOperand {
     bool transposed = false;
     std::int64_t leading = 0;
@@ -25,15 +25,15 @@ struct MatmulOperand {
     auto operator<=>(const MatmulOperand&) const = default;
 };
 
-/// What the product's kernel does at its end, and where: a vector (n) is added to every row, and, when `before` is not
-/// nullptr, that sum goes there and its gelu (tanh approximation) to y. `before` lies as y does.
+/// What the product's kernel does at its end: it adds a vector (n) to every row and, if `before` is not nullptr, writes
+/// that sum to `before` and its gelu (tanh approximation) to y. `before` has the layout of y.
 struct Epilogue {
     const void* bias = nullptr;
     void* before = nullptr;
 };
 
-/// Everything that decides which kernel of the library fits: y (batch, m, n) = a (batch, m, k) b (batch, k, n), and the
-/// alignments of an epilogue's pointers (0: it has none). The rows of y are contiguous.
+/// All parameters that determine the library's kernel: y (batch, m, n) = a (batch, m, k) b (batch, k, n), and the
+/// alignments of an epilogue's pointers (0: no epilogue). The rows of y are contiguous.
 struct MatmulShape {
     DType dtype = DType::f32;    // of a and b
     DType y_dtype = DType::f32;  // the same, or f32 where that is a half type
@@ -60,20 +60,20 @@ using MatmulDescriptor = std::unique_ptr<cublasLtMatmulDescOpaque_t, CloseMatmul
 using MatrixLayout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, CloseMatrixLayout>;
 using MatmulPreference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, CloseMatmulPreference>;
 
-/// The library's descriptors for one shape, and the algorithm that its heuristic put first.
+/// The library's descriptors for one shape, and its heuristic's first choice of an algorithm.
 class MatmulPlan {
 public:
-    /// The most that an algorithm may use beside the operands.
+    /// The most workspace that an algorithm may use.
     static constexpr std::uint64_t most_workspace_bytes = std::uint64_t{32} << 20;
 
-    /// The epilogue's pointers are looked at for their alignment only.
+    /// Only the alignment of the epilogue's pointers is used.
     MatmulPlan(cublasLtHandle_t library, const MatmulShape& shape, const Epilogue& epilogue);
 
-    /// Whether the library knows an algorithm; without one only this may be asked.
+    /// Whether the library has an algorithm; without one, call no other function.
     bool exists() const { return exists_; }
     std::int64_t workspace_bytes() const { return static_cast<std::int64_t>(workspace_bytes_); }
 
-    /// Puts y = a b, or y += a b when `accumulate`, and the epilogue of the shape into the stream. `workspace` holds
+    /// Enqueues y = a b, or y += a b when `accumulate`, with the epilogue of the shape. `workspace` has
     /// workspace_bytes().
     void run(cublasLtHandle_t library, const void* a, const void* b, const Epilogue& epilogue, void* y,
              bool accumulate, void* workspace, cudaStream_t stream);
@@ -88,7 +88,7 @@ private:
     MatrixLayout a_, b_, y_;
     cublasLtMatmulAlgo_t algorithm_{};
     std::size_t workspace_bytes_ = 0;
-    std::mutex pointers_mutex_;  // the epilogue's pointers are part of operation_
+    std::mutex pointers_mutex_;  // the epilogue's pointers are stored in operation_
 };
 
 using MatmulPlans = PlanCache<MatmulShape, MatmulPlan>;

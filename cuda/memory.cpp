@@ -24,7 +24,7 @@ void* CudaBackend::allocate(std::int64_t bytes) {
     void* data = nullptr;
     const cudaError_t status = cudaMallocAsync(&data, static_cast<std::size_t>(bytes), queue);
     if (status == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // it is told by nullptr
+        cudaGetLastError();  // reported by nullptr
         return nullptr;
     }
     check(status, "cudaMallocAsync");
@@ -33,7 +33,8 @@ void* CudaBackend::allocate(std::int64_t bytes) {
 
 void CudaBackend::release(void* data, std::int64_t) noexcept {
     if (release_recorded(data)) return;
-    // Tensors in static variables may die after the driver: then there is nothing to give back, and the status says so.
+    // Tensors in static variables may be destroyed after the driver: then there is nothing to free, as the status
+    // shows.
     if (cudaSetDevice(index_) == cudaSuccess) cudaFreeAsync(data, resources_->stream.get());
 }
 
@@ -61,8 +62,8 @@ std::int64_t CudaBackend::free_memory() {
     return static_cast<std::int64_t>(free);
 }
 
-// Copies pass through page-locked buffers in turn: while the device copies from one, the host fills the other. Small copies
-// to the device do not wait for it at all.
+// Copies alternate between page-locked buffers: while the device copies from one, the host fills the other. Small
+// copies to the device do not wait at all.
 
 void CudaBackend::copy_from_host(void* to, const void* from, std::int64_t bytes) {
     const cudaStream_t queue = stream();
@@ -102,7 +103,7 @@ void CudaBackend::copy_to_host(void* to, const void* from, std::int64_t bytes) {
 void CudaBackend::copy_through_staging(void* to, const void* from, std::int64_t bytes, cudaStream_t queue) {
     Resources& own = resources();
     const std::lock_guard lock(own.staging_mutex);
-    // What has been started into a buffer, and not yet taken out of it.
+    // A transfer into a buffer that has not been taken out of it yet.
     struct Started {
         Resources::Staging* staging = nullptr;
         std::byte* to = nullptr;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what a library has been asked once for a shape (descriptors, an algorithm) is kept for the next time.
+// Internal: caches what a library has determined for a shape (descriptors, an algorithm).
 
 #include <cstddef>
 #include <list>
@@ -11,13 +11,13 @@
 
 namespace potluck::cuda {
 
-/// Holds the plans that were used last, `most` of them. May be asked from several threads.
+/// Caches the `most` most recently used plans. Thread-safe.
 template <class Key, class Plan>
 class PlanCache {
 public:
     explicit PlanCache(std::size_t most) : most_(most) {}
 
-    /// The plan of `key`, made by `make()` when there is none. It stays valid when the cache forgets it.
+    /// The plan of `key`, created by `make()` if it is not cached. It stays valid when the cache evicts it.
     template <class Make>
     std::shared_ptr<Plan> get(const Key& key, const Make& make) {
         const std::lock_guard lock(mutex_);
@@ -44,7 +44,7 @@ private:
 
     std::size_t most_;
     mutable std::mutex mutex_;
-    Plans plans_;  // the one used last first
+    Plans plans_;  // most recently used first
     std::map<Key, typename Plans::iterator> places_;
 };
 

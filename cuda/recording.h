@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what belongs to work that is being recorded, or has been. Part of CudaBackend.
+// Internal: the resources of work that is being recorded or has been. Part of CudaBackend.
 
 #include <atomic>
 #include <mutex>
@@ -12,11 +12,11 @@
 
 namespace potluck {
 
-/// The memory of recorded work. A replay uses the addresses of the recording, so nothing of it may go back to the pool
-/// while a replay can come, or while a tensor holds a result. Within the recording, freed blocks are used again.
+/// The memory of recorded work. A replay uses the addresses of the recording, so none of it may return to the pool
+/// while a replay is possible or a tensor holds a result. Within the recording, freed blocks are reused.
 class CudaBackend::Recording {
 public:
-    /// `pool_stream`: where blocks are taken and given back; not the stream that records.
+    /// `pool_stream`: the stream in which blocks are allocated and freed; not the stream that records.
     explicit Recording(cudaStream_t pool_stream);
     ~Recording();
     Recording(const Recording&) = delete;
@@ -24,14 +24,14 @@ public:
 
     /// nullptr when the device has no memory left.
     void* allocate(std::int64_t bytes);
-    /// The block may be used again by what is recorded later.
+    /// Allows work that is recorded later to reuse the block.
     void reuse(void* data);
-    /// Keeps a block that was taken before the recording: what was recorded may read it.
+    /// Keeps a block that was allocated before the recording: the recorded work may read it.
     void keep(void* data);
-    /// Page-locked memory for what the recorded work copies from the host.
+    /// Page-locked memory for data that the recorded work copies from the host.
     void* host_copy(const void* from, std::size_t bytes);
 
-    std::uint64_t* random_advance() const { return words_; }  // of a generator's stretches, and of the update
+    std::uint64_t* random_advance() const { return words_; }  // of a generator and of the update
     unsigned long long* fault_slots() const { return reinterpret_cast<unsigned long long*>(words_ + 2); }
 
     std::int64_t update = -1;  // the RandomUpdateScope around the recording, if there is one
@@ -39,7 +39,7 @@ public:
 
 private:
     cudaStream_t pool_stream_;
-    std::mutex mutex_;  // of the lists of blocks: any thread may free a tensor
+    std::mutex mutex_;  // for the lists of blocks: any thread may free a tensor
     std::uint64_t* words_ =
         nullptr;  // how far random numbers advance, then where kernels report bad elements
     std::unordered_map<void*, std::int64_t> blocks_;                 // all, with their sizes
@@ -47,7 +47,8 @@ private:
     std::vector<cuda::PinnedMemory> host_copies_;
 };
 
-/// What recorded ops may report. It stands apart from the recording, which the tensors that it holds keep alive.
+/// The bad elements that recorded ops may report. Separate from the recording, as it holds tensors, which would keep
+/// the recording alive.
 struct CudaBackend::RecordedFaults {
     explicit RecordedFaults(std::shared_ptr<Recording> recording)
         : list(recording->fault_slots()), recording(std::move(recording)) {}

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what one CUDA device keeps open. Part of CudaBackend.
+// Internal: the open resources of one CUDA device. Part of CudaBackend.
 
 #include <array>
 #include <atomic>
@@ -19,20 +19,20 @@
 
 namespace potluck {
 
-/// Made at the device's first use and never closed: devices live until the process ends, and no CUDA call may come from
-/// a static destructor, when the driver may be gone.
+/// Created at the device's first use and never closed: devices live until the process ends, and a static destructor
+/// must not call CUDA, when the driver may already be gone.
 struct CudaBackend::Resources {
     static constexpr std::size_t staging_bytes = std::size_t{4} << 20;
     static constexpr std::size_t small_staging_bytes = std::size_t{64} << 10;
 
-    /// A page-locked buffer that copies pass through, and the mark behind the last copy that used it.
+    /// A page-locked buffer for copies, and an event after the last copy that used it.
     struct Staging {
         explicit Staging(std::size_t bytes) : memory(bytes) {}
 
         cuda::PinnedMemory memory;
         cuda::Event used;
     };
-    /// Such buffers, used in turn.
+    /// Several such buffers, used in turn.
     class StagingRing {
     public:
         StagingRing(std::size_t count, std::size_t bytes) {
@@ -45,7 +45,7 @@ struct CudaBackend::Resources {
         std::size_t next_ = 0;
     };
 
-    /// A stream that most programs never use: it is made at its first use.
+    /// A stream that most programs never use: it is created at its first use.
     class SideStream {
     public:
         bool is_made() const { return made_.load(); }
@@ -68,17 +68,17 @@ struct CudaBackend::Resources {
     cuda::Stream stream;
     SideStream communication_stream;
     SideStream copy_stream;
-    cuda::Stream capture_stream;  // what is put into it is recorded, never run
+    cuda::Stream capture_stream;  // work in it is recorded, never executed
     cudaMemPool_t pool = nullptr;
     std::mutex reached_mutex;
     std::unordered_map<int, bool> reached;  // by device, see reaches()
     StagingRing staging{2, staging_bytes};
-    // Small copies to the device (batches of ids, the numbers of an update) have their own, so many that the host meets
-    // none again before the device is done with it.
+    // Small copies to the device (batches of ids, the numbers of an update) have their own buffers, enough of them that
+    // the host rarely has to wait for one.
     StagingRing small_staging{32, small_staging_bytes};
     std::mutex staging_mutex;
-    /// A library's handle serves one thread at a time, so each thread has its own, made at their first use. A thread that
-    /// gets the id of one that has ended takes over its handles.
+    /// A library handle may be used by one thread at a time, so each thread has its own, created at their first use. A
+    /// thread that gets the id of a finished one takes over its handles.
     struct LibraryHandles {
         cublasLtHandle_t cublas = nullptr;
         cudnnHandle_t cudnn = nullptr;
@@ -94,7 +94,7 @@ struct CudaBackend::Resources {
     cuda::FusedAttentionPlans attention_plans{256};
     std::array<std::atomic<bool>, 3> told_attention_paths{};  // see cuda/attention.cpp
 
-    /// Where the kernels of one thread report bad elements, and where the host reads what they reported.
+    /// Where the kernels of one thread report bad elements, and where the host reads the reports.
     static constexpr std::size_t fault_block_bytes = cuda::fault_slots * sizeof(unsigned long long);
     struct FaultBlock {
         unsigned long long* slots = nullptr;

@@ -14,7 +14,7 @@
 namespace potluck::cuda {
 namespace {
 
-/// What the emulator saw, in place of the runtime's few words.
+/// The emulator's diagnosis, instead of the runtime's short text.
 std::string reason_of(cudaError_t status) {
 #if POTLUCK_CUDA_EMULATED
     if (std::string report = emulator::last_fault_text(); !report.empty()) return report;
@@ -27,7 +27,7 @@ std::string reason_of(cudaError_t status) {
 void check(cudaError_t status, const char* call) {
     if (status == cudaSuccess) return;
     const std::string reason = reason_of(status);
-    cudaGetLastError();  // so that it is not told twice
+    cudaGetLastError();  // clears the error, so that it is not reported twice
     throw Error(OpScope::current(), fmt::format("{} failed: {}.", call, reason));
 }
 
@@ -35,7 +35,7 @@ void allow_shared_memory(const void* kernel, std::size_t dynamic_bytes) {
     constexpr std::size_t without_asking = std::size_t{48} << 10;
     struct Known {
         std::size_t static_bytes;
-        std::size_t allowed;  // of dynamic memory
+        std::size_t allowed;  // dynamic memory
     };
     static std::mutex mutex;
     static std::map<std::pair<int, const void*>, Known> all;  // by device and kernel
@@ -99,7 +99,7 @@ void Event::wait_unless_done() const {
 void Event::synchronize() const { check(cudaEventSynchronize(handle_), "cudaEventSynchronize"); }
 bool Event::is_done() const noexcept {
     if (cudaEventQuery(handle_) != cudaErrorNotReady) return true;
-    cudaGetLastError();  // "not ready" is no failure
+    cudaGetLastError();  // "not ready" is not an error
     return false;
 }
 double Event::elapsed_ms(const Event& start) const {

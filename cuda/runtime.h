@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the CUDA runtime with errors as exceptions and handles that close themselves.
+// Internal: the CUDA runtime with errors as exceptions, and RAII handles.
 
 #include <cuda_runtime_api.h>
 
@@ -14,11 +14,12 @@ namespace potluck::cuda {
 /// Throws Error(the running op) that names the call and the runtime's reason, unless `status` is success.
 void check(cudaError_t status, const char* call);
 
-/// Lets launches of a kernel take so many bytes of dynamic shared memory on the current device. A block has 48 KiB without
-/// asking, its kernel's static variables among them. Throws Error(the running op) when the device has not that much.
+/// Allows launches of a kernel to use this many bytes of dynamic shared memory on the current device. Without it a
+/// block is limited to 48 KiB, including the kernel's static variables. Throws Error(the running op) when the device
+/// does not have that much.
 void allow_shared_memory(const void* kernel, std::size_t dynamic_bytes);
 
-/// Makes a device the current one of this thread while it lives.
+/// Makes a device the current one of this thread while the object lives.
 class CurrentDevice {
 public:
     explicit CurrentDevice(int index);
@@ -30,7 +31,7 @@ private:
     int before_ = 0;
 };
 
-/// A queue of work on the current device. It does not wait for the legacy default stream.
+/// A CUDA stream on the current device. It does not wait for the legacy default stream.
 class Stream {
 public:
     Stream();
@@ -45,10 +46,10 @@ private:
     cudaStream_t handle_ = nullptr;
 };
 
-/// A mark in a stream.
+/// A CUDA event.
 class Event {
 public:
-    /// `timing`: elapsed_ms() may be asked for.
+    /// `timing`: enables elapsed_ms().
     explicit Event(bool timing = false);
     ~Event();
     Event(Event&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
@@ -56,12 +57,12 @@ public:
 
     cudaEvent_t get() const { return handle_; }
     void record(cudaStream_t stream) const;
-    /// What is put into `stream` from now on runs after everything that was recorded.
+    /// Work that is enqueued in `stream` from now on runs after everything that was recorded.
     void block(cudaStream_t stream) const;
     void synchronize() const;
-    /// The same, without a wait when there is nothing to wait for.
+    /// Waits only if the recorded work has not completed yet.
     void wait_unless_done() const;
-    /// Whether everything that was recorded has ended, or failed.
+    /// Whether all recorded work has completed or failed.
     bool is_done() const noexcept;
     /// Milliseconds from `start` to this event; both must have been recorded and made with timing.
     double elapsed_ms(const Event& start) const;
@@ -70,7 +71,7 @@ private:
     cudaEvent_t handle_ = nullptr;
 };
 
-/// Page-locked host memory: copies to and from the device run beside the host.
+/// Page-locked host memory: copies to and from the device do not block the host.
 class PinnedMemory {
 public:
     explicit PinnedMemory(std::size_t bytes);

@@ -1,4 +1,4 @@
-// The streams of a device, and copies in them beside what the compute stream does.
+// The streams of a device, and copies that run concurrently with the compute stream.
 
 #include <algorithm>
 #include <array>
@@ -97,7 +97,7 @@ bool CudaBackend::reaches(CudaBackend& other) {
 }
 
 std::shared_ptr<const PendingWork> CudaBackend::start_copy(const Tensor& from, Tensor& to, StreamKind kind) {
-    stream();  // refuses what another device records
+    stream();  // refuses if another device is recording
     const Tensor& far = from.device() == Device::cuda(index_) ? to : from;
     auto* const other = far.device().is_cpu() ? this : dynamic_cast<CudaBackend*>(&backend(far.device()));
     const bool by_staging = far.device().is_cpu() && !far.storage()->is_pinned();
@@ -125,7 +125,7 @@ std::shared_ptr<const PendingWork> CudaBackend::start_copy(const Tensor& from, T
 
 std::shared_ptr<const PendingWork> CudaBackend::copy_by_host(CudaBackend& target, const Tensor& from,
                                                              Tensor& to, StreamKind kind) {
-    // Two pieces in turn: while one is filled from here, the other is emptied there.
+    // Two pieces alternate: one is filled here while the other is emptied there.
     struct Piece {
         Tensor host;
         std::shared_ptr<const PendingWork> emptied;
@@ -164,12 +164,12 @@ void CudaBackend::release_after(void* data, std::int64_t bytes, const PendingWor
         return recorded_blocks_.count(data) != 0;
     }();
     if (is_recorded || is_capturing()) return Backend::release_after(data, bytes, uses);
-    // In the copy stream: whoever gets the block next comes after all of them, and the compute stream waits for none.
+    // Freed in the copy stream: the block is reused only after all copies, and the compute stream waits for none.
     const cudaStream_t queue = stream(StreamKind::copy);
     for (const auto& use : uses) use->block(Device::cuda(index_), StreamKind::copy);
     follow_compute(queue);
     check(cudaFreeAsync(data, queue), "cudaFreeAsync");
-} catch (...) {  // the driver may be gone: then there is nothing to give back
+} catch (...) {  // the driver may be gone: then there is nothing to free
 }
 
 void* CudaBackend::allocate_pinned(std::int64_t bytes) {
@@ -178,7 +178,7 @@ void* CudaBackend::allocate_pinned(std::int64_t bytes) {
     const cudaError_t status =
         cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocPortable);  // for all devices
     if (status == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // it is told by nullptr
+        cudaGetLastError();  // reported by nullptr
         return nullptr;
     }
     check(status, "cudaHostAlloc");

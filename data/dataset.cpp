@@ -15,7 +15,7 @@ std::uint64_t first_64_bits(RandomKey key, std::uint64_t block) {
 Tensor row(const Tensor& tensor, std::int64_t index) {
     const Shape shape(tensor.shape().begin() + 1, tensor.shape().end());
     const Strides strides(tensor.strides().begin() + 1, tensor.strides().end());
-    // Rows of no elements have no place.
+    // A tensor without elements has no memory offset.
     const std::int64_t offset = tensor.count() == 0 ? 0 : index * tensor.strides()[0];
     return tensor.alias(shape, strides, tensor.offset() + offset);
 }
@@ -29,8 +29,8 @@ Generator generator_of(RandomKey key) {
 }
 
 RandomKey item_key(std::uint64_t seed, std::int64_t epoch, std::int64_t index) {
-    // A seed of its own for every item, so that an item may draw as many numbers as it likes.
-    constexpr std::uint64_t items = 0x6974656d73ULL;  // apart from other users of the same seed
+    // Every item has its own seed, so that an item may draw any number of random numbers.
+    constexpr std::uint64_t items = 0x6974656d73ULL;  // distinct from other uses of the same seed
     const std::uint64_t epoch_seed = first_64_bits({seed ^ items, 0}, static_cast<std::uint64_t>(epoch));
     return {first_64_bits({epoch_seed, 0}, static_cast<std::uint64_t>(index)), 0};
 }

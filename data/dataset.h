@@ -11,13 +11,13 @@
 
 namespace potluck::data {
 
-/// One item of a dataset. `target` stays undefined where there is nothing to predict.
+/// One item of a dataset. `target` is undefined where there is nothing to predict.
 struct Example {
     Tensor input, target;
 };
 
 /// A numbered set of examples. Loader workers call get() from several threads at once, so it must not change the
-/// dataset; whatever is random in an item must come from `key`.
+/// dataset; all randomness of an item must come from `key`.
 class Dataset {
 public:
     virtual ~Dataset() = default;
@@ -25,7 +25,8 @@ public:
     /// Number of items, constant over the life of the dataset.
     virtual std::int64_t size() const = 0;
     /// Item `index` of 0 .. size()-1. `key` is a pure function of the loader's seed, the epoch and the index: the same
-    /// item gets other random numbers in every epoch, and the same ones whoever computes it. Draw from it with
+    /// item gets different random numbers in every epoch, and the same ones whichever thread computes it. Draw from it
+    /// with
     /// `Generator generator = generator_of(key); rand({2}, {}, &generator);`
     virtual Example get(std::int64_t index, RandomKey key) const = 0;
 };
@@ -49,7 +50,8 @@ private:
     Tensor inputs_, targets_;
 };
 
-/// Items that a function makes: FunctionDataset(100, [](std::int64_t index, RandomKey key) { return Example{...}; }).
+/// Items that are computed by a function: FunctionDataset(100, [](std::int64_t index, RandomKey key) { return
+/// Example{...}; }).
 /// The function is called from several threads at once.
 class FunctionDataset final : public Dataset {
 public:

@@ -58,7 +58,7 @@ Tensor stack(std::string_view what, const std::vector<Tensor>& parts, const std:
     return whole;
 }
 
-/// "item 7 of epoch 2". A pass outside of the epochs has the number -1.
+/// "item 7 of epoch 2". A pass() is not an epoch and has the number -1.
 std::string name_of(const Reading& reading, std::int64_t index) {
     return reading.epoch < 0 ? fmt::format("item {}", index)
                              : fmt::format("item {} of epoch {}", index, reading.epoch);
@@ -72,7 +72,7 @@ Example get(const Reading& reading, std::int64_t index) {
     try {
         example = reading.dataset->get(index, item_key(reading.seed, reading.epoch, index));
     } catch (const OutOfMemory&) {
-        throw;  // says more than we could, and callers react to the type
+        throw;  // says more than we could, and callers may catch this type
     } catch (const std::exception& error) {
         throw failed(error.what());
     } catch (...) {
@@ -135,12 +135,12 @@ struct Fetcher::Shared {
     std::optional<Device> device;
 
     std::mutex mutex;
-    std::condition_variable_any something_done;  // a batch, or a worker
-    std::condition_variable_any room;            // for another batch
-    std::optional<Share> share;                  // that is fetched
-    std::int64_t shares = 0;    // that there were before: work begun under an older one is void
+    std::condition_variable_any something_done;  // a batch is complete, or a worker has ended
+    std::condition_variable_any room;            // a worker may begin another batch
+    std::optional<Share> share;                  // the share that is being fetched
+    std::int64_t shares = 0;    // number of earlier shares: work that began under one of them is discarded
     std::int64_t taken = 0;     // batches that a worker has begun
-    std::int64_t received = 0;  // batches that the loop has
+    std::int64_t received = 0;  // batches that the loop has received
     std::map<std::int64_t, Result> results;
     std::vector<Progress> workers;
 };
@@ -170,7 +170,7 @@ void Fetcher::work(const std::stop_token& stop, Shared& shared, std::size_t work
         try {
             result.batch = make(shared.reading, number, share, shared.device, before_item);
         } catch (const Stopped&) {
-            // Nobody waits for this batch: the loop below ends, or goes on with the new share.
+            // Nobody waits for this batch: the loop below ends, or continues with the new share.
         } catch (...) {
             result.error = std::current_exception();
         }
@@ -216,7 +216,7 @@ Fetcher::~Fetcher() {
     });
     for (std::size_t i = 0; i < threads_.size(); ++i)
         if (!workers[i].finished) threads_[i].detach();
-    lock.unlock();  // the others are joined by their destructor
+    lock.unlock();  // the other workers are joined by their destructor
 }
 
 const Reading& Fetcher::reading() const { return shared_->reading; }
@@ -269,7 +269,7 @@ Batch Fetcher::receive_from_workers(std::int64_t number, std::optional<Share> sh
         ++shared_->shares;
         shared_->results.clear();
         shared_->taken = number;
-        for (Shared::Progress& worker : shared_->workers)  // the awaited batch waits for those that are busy
+        for (Shared::Progress& worker : shared_->workers)  // the awaited batch may wait for busy workers
             if (worker.batch >= 0) worker.batch = number;
         shared_->room.notify_all();
     }
@@ -287,7 +287,7 @@ Batch Fetcher::receive_from_workers(std::int64_t number, std::optional<Share> sh
     }
 }
 
-/// When an item of the awaited batch may have hung. Throws Error when it has.
+/// The time at which an item of the awaited batch may have timed out. Throws Error if one has.
 Clock::time_point Fetcher::look_again(std::int64_t number) const {
     const Clock::time_point now = Clock::now();
     for (std::size_t i = 0; i < shared_->workers.size(); ++i) {

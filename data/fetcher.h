@@ -12,17 +12,17 @@
 
 namespace potluck::data {
 
-/// What one pass over the rest of an epoch reads, and how it is cut into global batches. Never changed once made.
+/// What one pass over the rest of an epoch reads, and how it is divided into global batches. Immutable.
 struct Reading {
     std::shared_ptr<const Dataset> dataset;
-    std::vector<std::int64_t> order;  // empty: as numbered
+    std::vector<std::int64_t> order;  // empty: in the dataset's order
     std::int64_t first = 0, end = 0;  // positions in the order
-    std::int64_t batch = 1;           // items of a global batch
+    std::int64_t batch = 1;           // items per global batch
     std::uint64_t seed = 0;
     std::int64_t epoch = 0;
 
     std::int64_t batches() const { return (end - first + batch - 1) / batch; }
-    /// Items of global batch `number`: fewer in an incomplete last one.
+    /// Number of items of global batch `number`: smaller for an incomplete last one.
     std::int64_t items_of(std::int64_t number) const;
 };
 
@@ -36,11 +36,11 @@ public:
 
     const Reading& reading() const;
     bool is_done() const { return next_ == reading().batches(); }
-    /// Position in the order that the next batch starts at.
+    /// Position in the order at which the next batch starts.
     std::int64_t position() const;
 
-    /// The next batch: of its items, those of `share`. What workers fetched ahead for another share is thrown away. After
-    /// an error the pass is over.
+    /// Returns the next batch: those of its items that `share` contains. Batches that workers have prefetched for
+    /// another share are discarded. After an error the pass is over.
     Batch receive(std::optional<Share> share);
 
 private:
@@ -53,7 +53,7 @@ private:
     std::chrono::steady_clock::duration timeout_;
     std::optional<Device> device_;    // where batches are handed out
     std::optional<BatchCopy> ahead_;  // of the batch that is received next, when it is on its way already
-    std::shared_ptr<Shared> shared_;  // with the workers, so that one that hangs can be left behind
+    std::shared_ptr<Shared> shared_;  // shared with the workers, so that one that hangs can be abandoned
     std::vector<std::jthread> threads_;
     std::int64_t next_ = 0;  // number of the batch that is received next
 };

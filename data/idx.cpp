@@ -102,7 +102,7 @@ Tensor read_elements(UnpackedFile& file, const Shape& shape) {
             std::reverse_copy(from, from + sizeof(Stored), bytes.begin());
             Stored value;
             std::memcpy(&value, bytes.data(), sizeof value);
-            to[done + i] = static_cast<T>(value);
+            to[done + i] = T{value};
         }
     }
     return result;

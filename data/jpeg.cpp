@@ -105,7 +105,7 @@ private:
         check_pixels(width, height, most_pixels);
         // Every block of 8 x 8 takes at least one bit of a Huffman code, and where components are subsampled there is one
         // block for 4 x 4 blocks of pixels or more.
-        constexpr std::int64_t most_pixels_of_byte = 8 * 64 * 16;
+        constexpr std::int64_t most_pixels_of_byte = std::int64_t{8} * 64 * 16;
         if (jpeg_.arith_code == FALSE &&
             width * height / most_pixels_of_byte > static_cast<std::int64_t>(bytes_.size()))
             throw DamageReport{

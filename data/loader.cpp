@@ -44,15 +44,15 @@ std::vector<std::int64_t> shuffled_order(std::int64_t size, std::uint64_t seed, 
     try {
         order.resize(static_cast<std::size_t>(size));
     } catch (const std::exception&) {
-        throw Error("shuffled_order", fmt::format("there is no memory for an order of {} items. Read them "
+        throw Error("shuffled_order", fmt::format("there is no memory to shuffle {} items. Read them "
                                                   "unshuffled, or cut the dataset into parts.",
                                                   size));
     }
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
-    constexpr std::uint64_t orders = 0x6f7264657273ULL;  // apart from other users of the same seed
+    constexpr std::uint64_t orders = 0x6f7264657273ULL;  // distinct from other uses of the same seed
     const auto key_numbers = philox({seed ^ orders, 0}, static_cast<std::uint64_t>(epoch));
     const RandomKey key{(static_cast<std::uint64_t>(key_numbers[0]) << 32) | key_numbers[1], 0};
-    // Fisher and Yates: from the back, every place gets one of those not yet placed.
+    // Fisher-Yates shuffle: from the back, every position gets one of the items not yet placed.
     for (std::size_t i = order.size(); i > 1; --i) {
         const auto numbers = philox(key, i);
         const std::uint64_t number = (static_cast<std::uint64_t>(numbers[0]) << 32) | numbers[1];
@@ -61,24 +61,24 @@ std::vector<std::int64_t> shuffled_order(std::int64_t size, std::uint64_t seed, 
     return order;
 }
 
-/// What a loader shares with its loops.
+/// The state that a loader shares with its loops.
 struct Loader::Core {
     std::shared_ptr<const Dataset> dataset;
     LoaderOptions options;
     LoaderState cursor;
-    std::int64_t next_epoch = 0;  // that no loop has taken yet
-    bool resumed = false;    // the cursor stands in an epoch that set_state() went to and no loop has taken
-    std::int64_t jumps = 0;  // calls of set_state(): loops from before no longer move the cursor
-    std::unique_ptr<Fetcher> running;  // of next()
+    std::int64_t next_epoch = 0;  // the first epoch that no loop has taken yet
+    bool resumed = false;         // the cursor is in an epoch that set_state() chose and no loop has taken
+    std::int64_t jumps = 0;       // set_state() calls: older loops no longer move the cursor
+    std::unique_ptr<Fetcher> running;  // the fetcher of next()
     double waiting_seconds = 0.0;
 
-    /// Where the last batch ends that can be made of the items from `item` on.
+    /// The end of the last batch that can be made of the items from `item` on.
     std::int64_t end_from(std::int64_t item) const {
         const std::int64_t left = cursor.size - item;
         return options.drop_last ? item + left / options.batch * options.batch : cursor.size;
     }
 
-    /// The rest of the epoch that the cursor stands in.
+    /// The rest of the epoch in which the cursor is.
     Reading rest() const {
         Reading reading;
         reading.dataset = dataset;
@@ -102,13 +102,13 @@ struct Loader::Core {
         return std::make_unique<Fetcher>(rest(), options);
     }
 
-    /// The next batch of a fetcher, and what that does to the cursor.
+    /// Receives the next batch of a fetcher, and moves the cursor if `moves_cursor`.
     Batch receive(Fetcher& fetcher, bool moves_cursor) {
         const AddedSeconds waiting(waiting_seconds);
         const std::int64_t start = trace::now_ns();
         Batch batch = fetcher.receive(options.share);
         const std::int64_t end = trace::now_ns();
-        if (is_tracing()) trace::record("data", start, end);
+        if (is_tracing()) trace::record("loader: wait", start, end);
         if (moves_cursor) {
             cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.reading().epoch;
             cursor.item = fetcher.is_done() ? 0 : fetcher.position();
@@ -203,7 +203,7 @@ void Loader::set_share(std::optional<Share> share) {
 
 Loader::Iterator Loader::begin() {
     Core& core = this->core();
-    core.running.reset();  // its position is not the cursor's any more: first let its workers go
+    core.running.reset();  // its position is no longer the cursor's: first stop its workers
     if (!std::exchange(core.resumed, false)) core.take_next_epoch();
     return {core_, core.make_fetcher(), true};
 }
@@ -219,7 +219,7 @@ Batch Loader::next() {
         if (!in_epoch) core.take_next_epoch();
         core.running = core.make_fetcher();
     }
-    std::unique_ptr<Fetcher> fetcher = std::move(core.running);  // goes after an error and at the end
+    std::unique_ptr<Fetcher> fetcher = std::move(core.running);  // destroyed after an error and at the end
     Batch batch = core.receive(*fetcher, true);
     if (!fetcher->is_done()) core.running = std::move(fetcher);
     return batch;
@@ -237,7 +237,7 @@ Loader::Iterator Loader::Pass::begin() const {
     reading.end = core_->end_from(0);
     reading.batch = core_->options.batch;
     reading.seed = core_->options.seed;
-    reading.epoch = -1;  // no loop has it, so its random numbers are nobody else's
+    reading.epoch = -1;  // no epoch has this number, so the random numbers are different ones
     return {core_, std::make_shared<Fetcher>(std::move(reading), core_->options), false};
 }
 
@@ -265,7 +265,7 @@ Loader::Iterator& Loader::Iterator::operator++() {
 void Loader::Iterator::advance() {
     at_end_ = true;  // also after an error
     batch_ = {};
-    const std::shared_ptr<Fetcher> fetcher = std::move(fetcher_);  // goes at the end, with its workers
+    const std::shared_ptr<Fetcher> fetcher = std::move(fetcher_);  // destroyed with its workers on return
     if (fetcher->is_done()) return;
     batch_ = core_->receive(*fetcher, moves_state_ && jumps_ == core_->jumps);
     fetcher_ = fetcher;

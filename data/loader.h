@@ -15,7 +15,7 @@
 
 namespace potluck::data {
 
-/// Which items of a global batch a process reads: items first .. first + count - 1 of it; count may be 0.
+/// The items of a global batch that a process reads: items first .. first + count - 1; count may be 0.
 struct Share {
     std::int64_t first = 0, count = 0;
 
@@ -23,16 +23,16 @@ struct Share {
 };
 
 /// Examples stacked along a new first axis: `auto [x, y] = batch` gives inputs and targets. `targets` is undefined when
-/// the examples have none; both are where the share holds no item of this batch.
+/// the examples have none; both are undefined when the share contains no item of this batch.
 struct Batch {
     Tensor inputs = {}, targets = {};
-    Share share = {};  // what the rows are of the global batch: row i is item share.first + i of it
-    std::int64_t global_count = 0;  // items of the global batch, to weight what was made of this share
+    Share share = {};               // the rows within the global batch: row i is item share.first + i of it
+    std::int64_t global_count = 0;  // items of the global batch, to weight results of this share
     /// The targets on the CPU, where the loader handed out a copy on another device: to read them waits for nothing.
     Tensor host_targets = {};
 };
 
-/// For `auto [x, y] = batch`.
+/// Supports `auto [x, y] = batch`.
 template <std::size_t index, class AnyBatch>
 requires std::same_as<std::remove_cvref_t<AnyBatch>, Batch>
 auto&& get(AnyBatch&& batch) {
@@ -43,29 +43,29 @@ auto&& get(AnyBatch&& batch) {
 }
 
 struct LoaderOptions {
-    std::int64_t batch = 1;        // items of a global batch; the last one of an epoch may be smaller
+    std::int64_t batch = 1;        // items per global batch; the last batch of an epoch may be smaller
     bool shuffle = false;          // a new order in every epoch, a pure function of (seed, epoch)
     bool drop_last = false;        // leave out an incomplete last batch
-    int workers = 0;               // threads that fetch ahead; 0 fetches in the calling thread
-    std::int64_t read_ahead = 2;   // batches that every worker may be ahead of the loop
-    std::uint64_t seed = 0;        // of the order and of the items' random numbers
+    int workers = 0;               // threads that prefetch; 0 fetches in the calling thread
+    std::int64_t read_ahead = 2;   // batches that every worker may prefetch
+    std::uint64_t seed = 0;        // for the order and for the items' random numbers
     double timeout_seconds = 300;  // with workers: how long one item may take before the loop gets an Error
     std::optional<Share> share = {};    // what this process reads of every global batch; none: all of it
     std::optional<Device> device = {};  // where batches are handed out; none: where the items are
 };
 
-/// Where training stands, to go on exactly there, with any share. Items are those of the global batches that a loop has
-/// received; read-ahead does not count.
+/// The position of a training in its data, from which it can be resumed exactly, with any share. It counts the items of
+/// the global batches that a loop has received; prefetched batches do not count.
 struct LoaderState {
     std::uint64_t seed = 0;
     std::int64_t epoch = 0;  // from 0
-    std::int64_t item = 0;   // items of this epoch that were handed out, to all shares together
-    std::int64_t size = 0;   // of the dataset, to notice another one
+    std::int64_t item = 0;   // items of this epoch that were delivered, to all shares together
+    std::int64_t size = 0;   // of the dataset, to detect another one
 
     friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
 
-/// The order of a shuffled epoch: a permutation of 0 .. size-1 that depends on nothing but (size, seed, epoch).
+/// The order of a shuffled epoch: a permutation of 0 .. size-1 that depends only on (size, seed, epoch).
 std::vector<std::int64_t> shuffled_order(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
 
 class Fetcher;
@@ -109,7 +109,7 @@ public:
     class Pass;
 
     /// Keeps a copy of the dataset (cheap: datasets hold tensors, which are handles). Throws Error when the dataset is
-    /// empty, when no batch can come of it (drop_last with fewer items than a batch), and for options out of range.
+    /// empty, when no batch can be formed (drop_last with fewer items than a batch), and for options out of range.
     template <std::derived_from<Dataset> AnyDataset>
     explicit Loader(AnyDataset dataset, LoaderOptions options = {})
         : Loader(std::make_shared<const AnyDataset>(std::move(dataset)), options) {}
@@ -120,18 +120,18 @@ public:
     Loader(Loader&&) noexcept = default;
     Loader& operator=(Loader&&) noexcept = default;
 
-    /// Starts an epoch: the rest of the one that set_state() went to, else a fresh one.
+    /// Starts an epoch: the rest of the one that set_state() chose, else a new one.
     Iterator begin();
     std::default_sentinel_t end() const { return {}; }
 
-    /// The next batch without a loop: goes on at state(), and over the end of an epoch into the next one.
+    /// The next batch without a loop: continues at state(), and from the end of an epoch in the next one.
     Batch next();
 
-    /// All batches once in the dataset's order, shuffled or not, with the same random numbers every time. Takes no epoch
-    /// number and leaves state() alone. Each begin() of what it returns starts anew.
+    /// All batches once in the dataset's order, even if `shuffle` is set, with the same random numbers every time.
+    /// Takes no epoch number and does not change state(). Each begin() of the result starts from the beginning.
     Pass pass() const;
 
-    /// Global batches in an epoch.
+    /// Number of global batches in an epoch.
     std::int64_t batches() const;
     std::int64_t size() const;
     const LoaderOptions& options() const;
@@ -142,21 +142,21 @@ public:
     double waiting_seconds() const;
 
     LoaderState state() const;
-    /// Goes on where `state` was taken, with its seed; the next loop reads the rest of that epoch. Loops that run
-    /// already read on as they would have, but no longer move state(). Throws Error when the state belongs to a dataset
-    /// of another size or lies outside of an epoch.
+    /// Continues where `state` was taken, with its seed; the next loop reads the rest of that epoch. Loops that are
+    /// already running continue unchanged, but no longer move state(). Throws Error when the state belongs to a dataset
+    /// of another size or is outside of an epoch.
     void set_state(const LoaderState& state);
     /// Throws the Error that set_state() would, and changes nothing.
     void check_state(const LoaderState& state) const;
 
-    /// What is read of every global batch from the next one on, in running loops too; none: all of it. What workers have
-    /// fetched ahead is fetched again. Throws Error for a share outside of the batch.
+    /// Sets the part of every global batch that is read from the next one on, in running loops too; none: all of it.
+    /// Prefetched batches are fetched again. Throws Error for a share outside of the batch.
     void set_share(std::optional<Share> share);
 
 private:
     Core& core() const;  // throws Error when the loader was moved from
 
-    std::shared_ptr<Core> core_;  // with its iterators
+    std::shared_ptr<Core> core_;  // shared with its iterators
 };
 
 /// One loop. Copies share its position.
@@ -182,7 +182,7 @@ private:
     std::shared_ptr<Core> core_;
     std::shared_ptr<Fetcher> fetcher_;
     std::int64_t jumps_ = 0;    // of the core when this loop began
-    bool moves_state_ = false;  // no pass
+    bool moves_state_ = false;  // false for a pass
     bool at_end_ = false;
     Batch batch_;
 };

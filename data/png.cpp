@@ -94,7 +94,7 @@ private:
         png_read_info(png_, info_);
         width_ = png_get_image_width(png_, info_);
         height_ = png_get_image_height(png_, info_);
-        stored_bits_ = png_get_bit_depth(png_, info_) * png_get_channels(png_, info_);
+        stored_bits_ = std::int64_t{png_get_bit_depth(png_, info_)} * png_get_channels(png_, info_);
     }
 
     void ask_for_bytes() {

@@ -48,7 +48,7 @@ bool is_left_out_folder(const files::path& folder) {
            files::exists(folder / "CMakeCache.txt", ignored);
 }
 
-/// What a walk through a folder found.
+/// The result of scanning a folder.
 struct Walk {
     std::vector<TextFile> texts;
     std::int64_t empty = 0, binary = 0;

@@ -16,14 +16,14 @@ struct TextFile {
 
 /// Reads a text file, or every text file of a folder and its subfolders, in the order of their paths.
 ///
-/// In folders these are left out: names that begin with a dot (.git), folders named build, node_modules or __pycache__
-/// or that hold a build.ninja or CMakeCache.txt, symbolic links, what is no regular file, empty files, and binary files
-/// (a zero byte among the first 8000 bytes).
+/// In folders these are skipped: names that begin with a dot (.git), folders named build, node_modules or __pycache__
+/// or that contain a build.ninja or CMakeCache.txt, symbolic links, everything that is not a regular file, empty files,
+/// and binary files (a zero byte among the first 8000 bytes).
 ///
-/// Throws Error that names the path when it does not exist, when a file or folder cannot be read, when the file
-/// itself is empty or binary, and when the folder has no text in it (saying what was left out).
+/// Throws Error that names the path when it does not exist, when a file or folder cannot be read, when the file itself
+/// is empty or binary, and when the folder contains no text (listing what was skipped).
 std::vector<TextFile> read_text(const std::string& path);
-/// All of several files and folders, one after the other.
+/// The texts of several files and folders, in the given order.
 std::vector<TextFile> read_text(const std::vector<std::string>& paths);
 
 /// A text for training and another one for validation.
@@ -31,14 +31,14 @@ struct TextSplit {
     std::string train, validation;
 };
 
-/// Gives the last `validation_fraction` of every file to validation and the rest to training, so that both see every
-/// kind of file and no byte is in both: windows over one never reach into the other. The cut of a file is moved on to
-/// the start of the next line where there is one, else back to the start of a UTF-8 character.
+/// Gives the last `validation_fraction` of every file to validation and the rest to training, so that both contain
+/// every kind of file and no byte is in both: windows over one never reach into the other. The cut of a file is moved
+/// forward to the start of the next line if there is one, else back to the start of a UTF-8 character.
 /// Throws Error for a fraction outside [0, 1).
 TextSplit split_text(const std::vector<TextFile>& files, double validation_fraction);
 
 /// Windows over a text of tokens: item i is (tokens[s .. s+window-1], tokens[s+1 .. s+window]) with s = i * stride,
-/// both i64 of shape (window): at every place the target is the token that comes next.
+/// both i64 of shape (window): at every position the target is the next token.
 class TokenWindows final : public Dataset {
 public:
     /// `tokens` has one axis and an integer dtype (u8 holds bytes in an eighth of the memory of i64).

@@ -12,7 +12,7 @@ namespace {
 
 bool is_byte(std::int64_t id) { return id >= 0 && id < ByteTokenizer::vocabulary_size; }
 
-/// How many bytes the character that starts with `lead` has; 1 for what starts no character.
+/// Number of bytes of the character that starts with `lead`; 1 for a byte that starts no character.
 std::size_t character_length(unsigned char lead) {
     if (lead >= 0xC2 && lead <= 0xDF) return 2;
     if (lead >= 0xE0 && lead <= 0xEF) return 3;
@@ -68,7 +68,7 @@ std::string StreamingDecoder::push(std::int64_t id) {
                     fmt::format("id {} is no byte. Ids of the byte tokenizer are 0 to 255.", id));
     const char byte = static_cast<char>(id);
     std::string ready;
-    // A character that is broken off by another one will never be complete: let its bytes go.
+    // A character that is interrupted by another one will never be complete: output its bytes.
     if (!held_.empty() && !is_continuation(byte)) ready.swap(held_);
     held_.push_back(byte);
     if (held_.size() >= character_length(static_cast<unsigned char>(held_.front()))) {

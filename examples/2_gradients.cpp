@@ -1,4 +1,4 @@
-// Gradients: of a straight line through points, by hand, by the tape, and by trying.
+// Gradients for fitting a line to points: by hand, by the tape, and by finite differences.
 
 #include <potluck.h>
 
@@ -8,7 +8,7 @@ using namespace potluck;
 
 namespace {
 
-/// The mean squared distance of the points (x, y) from the line y = slope * x + offset.
+/// The mean squared vertical distance of the points (x, y) from the line y = slope * x + offset.
 Tensor distance(const Tensor& slope, const Tensor& offset, const Tensor& x, const Tensor& y) {
     return mean(square(slope * x + offset - y));
 }
@@ -27,7 +27,7 @@ int main() {
     std::cout << "by hand:   d slope = " << mean(2 * error * x).item()
               << ", d offset = " << mean(2 * error).item() << "\n";
 
-    // By the tape: leaves that ask for gradients make every op write down how to go back.
+    // By the tape: if leaves require gradients, every op records how to compute its gradient.
     Tensor slope = tensor(slope_now), offset = tensor(offset_now);
     slope.set_requires_grad();
     offset.set_requires_grad();
@@ -37,35 +37,35 @@ int main() {
     std::cout << "by tape:   d slope = " << slope.grad().item() << ", d offset = " << offset.grad().item()
               << "\n";
 
-    // By trying: a small step to each side.
+    // By finite differences: a small step to each side.
     const double step = 1e-2;
     const auto loss_at = [&](double at) { return distance(tensor(at), offset.detach(), x, y).item(); };
     std::cout << "by trying: d slope = "
               << (loss_at(slope_now + step) - loss_at(slope_now - step)) / (2 * step) << "\n\n";
 
-    // Downhill, step by step: what every optimizer does at heart.
+    // Gradient descent, step by step: the core of every optimizer.
     for (int update = 0; update <= 200; ++update) {
-        slope.set_grad({});  // gradients add up until they are dropped
+        slope.set_grad({});  // gradients accumulate until they are dropped
         offset.set_grad({});
         const Tensor current = distance(slope, offset, x, y);
         current.backward();
         if (update % 50 == 0)
             std::cout << "update " << update << ": loss " << current.item() << ", slope " << slope.item()
                       << ", offset " << offset.item() << "\n";
-        const NoGrad not_recorded;  // an update is no part of the computation
+        const NoGrad not_recorded;  // an update is not part of the computation
         slope.add_(slope.grad(), -0.1);
         offset.add_(offset.grad(), -0.1);
     }
 
-    // A graph of the gradient itself gives second derivatives: (t^3)'' = 6 t, which is 12 at t = 2.
+    // Recording the gradient itself gives second derivatives: (t^3)'' = 6 t, which is 12 at t = 2.
     Tensor t = tensor(2.0);
     t.set_requires_grad();
     const Tensor first = gradients(t * t * t, {t}, {.create_graph = true})[0];
     const Tensor second = gradients(first, {t})[0];
     std::cout << "\nt^3 at 2: first derivative " << first.item() << ", second " << second.item() << "\n";
 
-    // What would give a wrong gradient is refused.
-    const Tensor saved = square(slope);  // keeps slope for its backward
+    // Operations that would give a wrong gradient are refused.
+    const Tensor saved = square(slope);  // saves slope for its backward
     {
         const NoGrad not_recorded;
         slope.fill_(100);

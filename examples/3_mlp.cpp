@@ -1,4 +1,4 @@
-// A small network learns to read handwritten digits (examples/data/README.md says whose they are).
+// A small network learns to read handwritten digits (examples/data/README.md names their source).
 //
 //     3_mlp [PATH [EPOCHS]]     examples/data/digits.txt and 20 unless given
 
@@ -20,7 +20,7 @@ struct Net : nn::Module {
     Tensor forward(const Tensor& x) override { return down(relu(up(x))); }
 };
 
-/// The share of images whose largest output is the right digit.
+/// The fraction of images whose largest logit is the right digit.
 double accuracy(Net& net, const Digits& digits) {
     const NoGrad not_recorded;
     return mean(argmax(net(digits.images), 1) == digits.labels).item();

@@ -1,4 +1,4 @@
-// A GPT made of single layers, trained to continue a text byte by byte.
+// A GPT built from single layers and trained to continue a text byte by byte.
 //
 //     4_gpt [PATH [STEPS]]     this very file and 300 unless given
 
@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t context = 64, width = 64, heads = 4, layers = 2;
 constexpr std::int64_t vocabulary = data::ByteTokenizer::vocabulary_size;
 
-/// Every token looks back at those before it, and takes from them what it finds useful.
+/// Every token attends to the tokens before it and takes over what is useful.
 struct SelfAttention : nn::Module {
     nn::Linear queries_keys_values{width, 3 * width}, out{width, width};
 
@@ -30,7 +30,7 @@ struct SelfAttention : nn::Module {
     }
 };
 
-/// Looks around, then thinks. Both add to what is there, so that gradients flow past them.
+/// Attention, then an MLP. Both add to their input (residual connections), so that gradients can bypass them.
 struct Block : nn::Module {
     nn::LayerNorm before_attention{width}, before_mlp{width};
     SelfAttention attention;
@@ -62,14 +62,14 @@ struct GPT : nn::Module {
     }
 };
 
-/// Continues `text` by `count` bytes, each drawn with the chances that the model gives.
+/// Continues `text` by `count` bytes, each sampled with the probabilities that the model gives.
 std::string continue_text(GPT& model, std::string text, int count) {
     const NoGrad not_recorded;
     for (int i = 0; i < count; ++i) {
         const std::string seen = text.substr(text.size() - std::min<std::size_t>(text.size(), context));
         const Tensor outputs =
             model(data::ByteTokenizer::encode(seen).unsqueeze(0));  // (1, time, vocabulary)
-        const Tensor next = softmax(outputs[0][-1] / 0.8);  // dividing by less than 1 sharpens the choice
+        const Tensor next = softmax(outputs[0][-1] / 0.8);  // temperature 0.8: likely bytes get likelier
         text += static_cast<char>(multinomial(next, 1).item<std::int64_t>());
     }
     return text;

@@ -1,4 +1,4 @@
-// A small convolutional network reads the digits of 3_mlp.cpp: better, and with fewer weights.
+// A small convolutional network reads the digits of 3_mlp.cpp more accurately, with fewer weights.
 //
 //     5_convolution [PATH [EPOCHS]]     examples/data/digits.txt and 20 unless given
 
@@ -31,10 +31,10 @@ struct Net : nn::Module {
     }
 };
 
-/// The share of images whose largest output is the right digit.
+/// The fraction of images whose largest logit is the right digit.
 double accuracy(Net& net, const Digits& digits) {
     const NoGrad not_recorded;
-    const nn::EvalMode evaluating(net);  // batch norm uses what it has collected, not this batch
+    const nn::EvalMode evaluating(net);  // batch norm uses its running statistics, not this batch
     return mean(argmax(net(digits.images), 1) == digits.labels).item();
 }
 
@@ -50,7 +50,7 @@ int main(int argc, char** argv) try {
     Net net;
     std::cout << net << "\n";
     optim::AdamW optimizer(net, {.learning_rate = 3e-3, .weight_decay = 0.1});
-    // 1437 images make an odd last batch, but not one of a single image, of which batch norm could learn nothing.
+    // 1437 images leave a smaller last batch, but not one with a single image, which has no variance for batch norm.
     data::Loader loader(data::TensorDataset(train.images, train.labels),
                         {.batch = 64, .shuffle = true, .workers = 2});
 

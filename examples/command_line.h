@@ -1,6 +1,6 @@
 #pragma once
 
-// Reading a command line so that mistakes get one clear line. For .cpp files only: it includes CLI11.
+// Parses a command line and reports each mistake in one clear line. For .cpp files only: it includes CLI11.
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
@@ -14,7 +14,7 @@
 
 namespace command_line {
 
-/// How many letters must be changed, added or removed to turn one word into the other.
+/// The number of letters that must be changed, added or removed to turn one word into the other.
 inline std::size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<std::size_t> row(b.size() + 1);
     for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -30,7 +30,7 @@ inline std::size_t edit_distance(const std::string& a, const std::string& b) {
     return row[b.size()];
 }
 
-/// The long name of the option whose name is most like `word`.
+/// The long name of the option that is most similar to `word`.
 inline std::string nearest_option(const CLI::App& app, const std::string& word) {
     std::string nearest;
     std::size_t least = std::string::npos;
@@ -45,8 +45,8 @@ inline std::string nearest_option(const CLI::App& app, const std::string& word) 
     return nearest;
 }
 
-/// Fills the variables of `app`. Returns an exit status when the program is to end now: 0 after --help, 2 after a mistake,
-/// which has then been told in one line on standard error.
+/// Sets the variables of `app`. Returns an exit status if the program must end now: 0 after --help, 2 after a mistake,
+/// which has been reported in one line on standard error.
 inline std::optional<int> read(CLI::App& app, int argc, char** argv) {
     app.allow_extras();
     try {
@@ -69,7 +69,7 @@ inline std::optional<int> read(CLI::App& app, int argc, char** argv) {
     return 2;
 }
 
-/// A check of a number; what is no number is left to the conversion, which says so.
+/// A range check of a number; text that is not a number is left to the conversion, which reports it.
 template <class Holds>
 CLI::Validator number_check(Holds holds, const std::string& rule) {
     return CLI::Validator(

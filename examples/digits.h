@@ -41,12 +41,12 @@ inline Digits read_digits(const std::string& path) {
     return {potluck::tensor(pixels, {count, 64}), potluck::tensor(labels, {count})};
 }
 
-/// What to learn from, and what to be tested on.
+/// The images for training, and those for testing.
 struct Split {
     Digits train, test;
 };
 
-/// The last 360 are kept for the test: the network never learns from them.
+/// The last 360 images are reserved for the test: the network is never trained on them.
 inline Split split(const Digits& all) {
     const std::int64_t test_count = 360, train_count = all.labels.count() - test_count;
     if (train_count < 1) throw potluck::Error("split", "360 digits are for the test, and there are no more.");

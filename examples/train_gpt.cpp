@@ -1,4 +1,4 @@
-// Trains a GPT on text, byte by byte, and lets it write. `./demo` builds and runs it.
+// Trains a GPT on text, byte by byte, and lets it generate text. `./demo` builds and runs it.
 
 #include <potluck.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 // ---- the text ----
 
-/// The sources and the documentation that this program was built from, those that are still there.
+/// The sources and the documentation from which this program was built, as far as they still exist.
 std::vector<std::string> own_sources() {
     std::vector<std::string> paths;
     for (const char* name : {"README.md", "core", "autograd", "data", "nn", "docs"})
@@ -30,21 +30,21 @@ std::vector<std::string> own_sources() {
     return paths;
 }
 
-/// A number that changes when the text does (FNV-1a).
+/// A hash that detects changes of the text (FNV-1a).
 std::uint64_t fingerprint(std::string_view text) {
     std::uint64_t hash = 0xcbf29ce484222325ULL;
     for (char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3ULL;
     return hash;
 }
 
-/// The beginning of a text: its first line that is not blank, at most about 30 bytes of it.
+/// The beginning of a text: its first line that is not blank, at most about 30 bytes.
 std::string first_words(const std::string& text) {
     const std::size_t start = text.find_first_not_of(" \t\r\n");
     if (start == std::string::npos) return "\n";
     std::string line = text.substr(start, text.find_first_of("\r\n", start) - start);
     if (line.size() <= 30) return line;
     std::size_t end = line.rfind(' ', 30);
-    if (end == std::string::npos)  // no blank: cut between two characters of UTF-8
+    if (end == std::string::npos)  // no blank: cut between two UTF-8 characters
         for (end = 30; end > 1 && (static_cast<unsigned char>(line[end]) & 0xc0) == 0x80;) --end;
     return line.substr(0, end);
 }
@@ -58,8 +58,6 @@ Text read_text(Settings& settings) {
     if (settings.text.empty()) settings.text = own_sources();
     if (settings.text.empty())
         throw Error("text", "the sources of Potluck are not where they were. Name a text with --text PATH.");
-    for (std::string& path : settings.text)
-        path = path.empty() ? path : fs::absolute(path).lexically_normal().string();
     const std::vector<data::TextFile> files = data::read_text(settings.text);
     const data::TextSplit split = data::split_text(files, settings.validation_fraction);
     const std::uint64_t found = fingerprint(split.train);
@@ -161,7 +159,7 @@ std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& te
     }
 }
 
-// ---- what is shown ----
+// ---- output ----
 
 void show(std::string_view name, const std::string& value) { fmt::print("  {:<20} {}\n", name, value); }
 
@@ -191,28 +189,27 @@ void show_settings(const Settings& settings, const Text& text, const nn::Languag
 std::atomic<bool> stop_requested = false;
 static_assert(std::atomic<bool>::is_always_lock_free);  // so that a signal handler may set it
 
-/// The first Ctrl-C asks the trainer to stop, the second one ends the program at once.
+/// The first Ctrl-C asks the trainer to stop, the second one terminates the program.
 void on_signal(int signal) {
     stop_requested = true;
     std::signal(signal, SIG_DFL);
 }
 
-// ---- training and writing ----
+// ---- training and generating ----
 
-/// Whether the run to be resumed has done all of its steps. The model is then the one that it ended with.
+/// Whether the run to be resumed has completed all of its steps; if so, loads its final model.
 bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Optimizer& optimizer) {
-    const auto checkpoint = latest_checkpoint(RunFolder(settings.run_folder, true).checkpoints());
-    if (!checkpoint)
-        throw Error("resume", fmt::format("{} has no complete checkpoint to go on from. Start a new run.",
-                                          settings.resume));
-    const TrainingState state = load_checkpoint(*checkpoint, model, optimizer);
-    if (state.step < settings.steps) return false;
+    const std::string checkpoints = RunFolder(settings.run_folder, true).checkpoints();
+    const std::optional<std::string> newest = latest_checkpoint(checkpoints);
+    if (!newest || read_manifest(*newest).state.step < settings.steps) return false;
+    const TrainingState state = load_latest_checkpoint_if_any(checkpoints, model, optimizer).state;
+    if (state.step < settings.steps) return false;  // the newest is damaged
     fmt::print("This run is finished: it has done {} steps. To train on, give more: --steps {}\n", state.step,
                state.step + settings.steps);
     return true;
 }
 
-/// Trains until the end or Ctrl-C. False when it was stopped.
+/// Trains until the end or Ctrl-C. Returns false when it was stopped.
 bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
            const std::optional<MemoryPrediction>& prediction) {
     optim::AdamW optimizer = make_optimizer(settings, model);
@@ -220,11 +217,12 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
                                                                            .shuffle = true,
                                                                            .drop_last = true,
                                                                            .workers = settings.workers,
-                                                                           .seed = settings.seed});
+                                                                           .seed = settings.seed,
+                                                                           .device = device_of(settings)});
     std::optional<data::Loader> validation;
     if (text.validation.count() > settings.context)
         validation.emplace(data::TokenWindows(text.validation, settings.context, settings.context),
-                           data::LoaderOptions{.batch = settings.batch});
+                           data::LoaderOptions{.batch = settings.batch, .device = device_of(settings)});
 
     double first_loss = 0.0;
     TrainerOptions options{.steps = settings.steps, .accumulate = settings.accumulate, .clip = settings.clip};
@@ -234,7 +232,8 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
                                                .floor = settings.learning_rate / 10});
     options.precision = parse_precision(settings.precision);
     options.run_folder = settings.run_folder;
-    options.resume = !settings.resume.empty();
+    options.resume = !settings.resume.empty() && !settings.resume_if_possible;
+    options.resume_if_possible = settings.resume_if_possible;
     options.checkpoint_every = settings.checkpoint_every;
     options.validation = validation ? &*validation : nullptr;
     options.validate_every = validation ? settings.validate_every : 0;
@@ -249,8 +248,9 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
     };
     Trainer trainer(model, optimizer, loader, options);
 
-    if (options.resume && is_finished(settings, model, optimizer)) return true;
-    if (!options.resume) start_run_folder(settings);  // last, so that a mistake leaves no folder behind
+    const bool goes_on = !settings.resume.empty();
+    if (goes_on && is_finished(settings, model, optimizer)) return true;
+    if (!goes_on) start_run_folder(settings);  // last, so that a mistake leaves no folder behind
     const TrainingSummary summary = trainer.fit();
     if (!summary.finished) {
         const std::string program =

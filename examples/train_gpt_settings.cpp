@@ -18,13 +18,13 @@ namespace {
 
 constexpr const char* settings_file = "settings.json";
 
-/// Why `text` names no device of this machine; empty when it does.
+/// Why `text` is not a device of this machine; empty when it is.
 std::string device_fault(const std::string& text) try {
     if (text != "best") describe(parse_device(text));
     return "";
 } catch (const Error& error) {
     std::string fault = error.what();
-    if (fault.ends_with('.')) fault.pop_back();  // the message that this becomes part of has its own
+    if (fault.ends_with('.')) fault.pop_back();  // the surrounding message has its own
     return fault;
 }
 
@@ -38,7 +38,7 @@ std::string recompute_fault(const std::string& text) try {
     return fault;
 }
 
-/// Takes from the folder of an earlier run what that run is made of.
+/// Reads the settings of an earlier run from its folder.
 void take_settings_of_run(const CLI::App& app, Settings& settings) {
     const fs::path path = fs::path(settings.resume) / settings_file;
     std::ifstream file(path);
@@ -49,7 +49,8 @@ void take_settings_of_run(const CLI::App& app, Settings& settings) {
     try {
         const json content = json::parse(file);
         for_each_setting(settings, [&](const std::string& name, auto& value) {
-            if (app.get_option("--" + name)->count() > 0 && name != "steps")
+            if (app.get_option("--" + name)->count() > 0 && name != "steps" &&
+                json(value) != content.at(name))
                 throw Error(
                     "resume",
                     fmt::format("--{} belongs to the run in {}, where it is {}. Leave it out, or start a "
@@ -64,6 +65,14 @@ void take_settings_of_run(const CLI::App& app, Settings& settings) {
     }
     if (app.get_option("--steps")->count() > 0) settings.steps = steps;
     settings.run_folder = settings.resume;
+}
+
+/// What --resume auto means here: to go on in the run folder, or to begin there.
+void choose_run(Settings& settings) {
+    if (settings.run_folder.empty())
+        throw Error("resume", "--resume auto needs the folder of the run. Name it with --run-folder.");
+    settings.resume_if_possible = true;
+    settings.resume = fs::exists(fs::path(settings.run_folder) / settings_file) ? settings.run_folder : "";
 }
 
 }  // namespace
@@ -125,7 +134,9 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         ->check(at_least(1));
     app.add_option("--run-folder", settings.run_folder,
                    "where the run is kept (default: a new folder in runs/)");
-    app.add_option("--resume", settings.resume, "folder of a run to go on with; its settings are kept");
+    app.add_option("--resume", settings.resume,
+                   "folder of a run to go on with, whose settings are kept; auto: go on with that in "
+                   "--run-folder, or begin it");
     app.add_option("--prompt", settings.prompt,
                    "what the text written at the end starts with (default: a line of the text)");
     app.add_option("--sample-tokens", settings.sample_tokens, "bytes to write at the end")
@@ -145,10 +156,14 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         throw Error("fit",
                     "--fit finds the batch for one --recompute, and auto the recomputation for one --batch. "
                     "Give one of them.");
+    for (std::string& path : settings.text)
+        path = path.empty() ? path : fs::absolute(path).lexically_normal().string();
+    if (settings.resume == "auto")
+        choose_run(settings);
+    else if (!settings.resume.empty() && !settings.run_folder.empty())
+        throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
     if (settings.fit && !settings.resume.empty())
         throw Error("fit", "the run that is resumed has its batch already. Leave --fit out.");
-    if (!settings.resume.empty() && !settings.run_folder.empty())
-        throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
     if (!settings.resume.empty()) take_settings_of_run(app, settings);
     return std::nullopt;
 }

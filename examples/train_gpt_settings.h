@@ -1,6 +1,6 @@
 #pragma once
 
-// What a run of train_gpt is made of: from the command line, or from the folder of the run that goes on.
+// The settings of a run of train_gpt: from the command line, or from the folder of the run that is resumed.
 
 #include <cstdint>
 #include <optional>
@@ -8,7 +8,7 @@
 #include <vector>
 
 struct Settings {
-    // what a run is made of: kept in its folder, and taken from there when it is resumed
+    // the settings of the run: stored in its folder, and read from there when it is resumed
     std::vector<std::string> text;  // empty: the sources of Potluck
     double validation_fraction = 0.1;
     std::string model = "gpt2";
@@ -24,19 +24,21 @@ struct Settings {
     std::int64_t validate_every = 800, checkpoint_every = 400;
     std::uint64_t text_fingerprint = 0;
 
-    // how this process goes about it
+    // the settings of this process
     bool fit = false;                // batch becomes the largest that the memory allows
     std::int64_t memory_budget = 0;  // MB; 0: what the device has free
     std::string device = "best";
     int threads = 0, workers = 1;
     std::int64_t log_every = 100;
-    std::string run_folder, resume;
-    std::string prompt;  // empty: what suits the text
+    std::string run_folder;
+    std::string resume;  // the folder of the run that goes on; empty: a new one begins
+    bool resume_if_possible = false;
+    std::string prompt;  // empty: a prompt that suits the text
     std::int64_t sample_tokens = 400, top_k = 40;
     double temperature = 0.8;
 };
 
-/// Calls visit(name, value) for everything that a run is made of.
+/// Calls visit(name, value) for all settings of the run.
 template <class AnySettings, class Visit>
 void for_each_setting(AnySettings& settings, Visit&& visit) {
     visit("text", settings.text);
@@ -61,11 +63,11 @@ void for_each_setting(AnySettings& settings, Visit&& visit) {
     visit("checkpoint-every", settings.checkpoint_every);
 }
 
-/// Fills `settings`. A number: the program ends with it, because --help was asked for or an option was wrong.
-/// Throws Error for options that do not go together, or a run that cannot be resumed.
+/// Fills `settings`. If it returns a number, the program must end with it: --help was given or an option was wrong.
+/// Throws Error for options that contradict each other, or a run that cannot be resumed.
 std::optional<int> read_command_line(int argc, char** argv, Settings& settings);
 
 /// "runs/gpt2-1", or the first number that is free.
 std::string new_run_folder(const std::string& model);
-/// Makes the folder and writes the settings into it. Throws Error when something is in it already.
+/// Creates the folder and writes the settings into it. Throws Error when it is not empty.
 void start_run_folder(const Settings& settings);

@@ -8,9 +8,9 @@
 
 namespace potluck::nn {
 
-/// A module that adds to what a layer computes, held by value: copies of the layer have copies of it. A Linear and a
-/// Conv1D compute x weight + bias + branch(x), with the branch's parameters below the layer's as "branch.". So an adapter
-/// joins a given model without another type of model:
+/// A module whose output is added to that of a layer. It is held by value: a copy of the layer contains a copy of it. A
+/// Linear and a Conv1D compute x weight + bias + branch(x); the branch's parameters are named "branch." below the
+/// layer's. So an adapter can be added to a given model without another model type:
 ///
 ///     gpt2.set_requires_grad(false);
 ///     gpt2.transformer.h[0].attn.c_attn.branch = Lora(768, 3 * 768, 8);
@@ -36,18 +36,17 @@ public:
     }
     ~Branch() = default;
 
-    /// Whether there is one.
+    /// Whether there is a branch.
     explicit operator bool() const { return module_ != nullptr; }
     /// The module. Throws Error when there is none.
     Module& operator*() const;
-    /// Gives a branch that was assigned since the mode of its layer, once. Whatever calls the layer or walks through its
-    /// members does it.
+    /// Puts a branch that was assigned after its layer was created into the layer's mode, once. Called whenever the
+    /// layer is called or its members are listed.
     void join(bool training) {
         if (module_ != nullptr && !joined_) module_->train(training);
         joined_ = true;
     }
-    /// y with what the branch makes of x added to it; y alone without a branch. Throws Error when the two differ in shape
-    /// or dtype.
+    /// Returns y + branch(x), or y without a branch. Throws Error when the two differ in shape or dtype.
     Tensor add_to(const Tensor& y, const Tensor& x, bool training) {
         if (module_ == nullptr) return y;
         join(training);
@@ -59,7 +58,7 @@ private:
 
     std::unique_ptr<Module> module_;
     std::unique_ptr<Module> (*copy_)(const Module&) = nullptr;
-    bool joined_ = false;  // has the mode of its layer
+    bool joined_ = false;  // has got the mode of its layer
 };
 
 }  // namespace potluck::nn

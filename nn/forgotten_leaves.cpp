@@ -8,7 +8,7 @@
 namespace potluck::nn {
 
 std::vector<ForgottenLeaf> forgotten_leaves(const Tensor& loss, const Module& module) {
-    std::unordered_set<const Node*> seen;  // of leaves the members, of inner nodes those that were looked at
+    std::unordered_set<const Node*> seen;  // the leaves of all members, and the inner nodes already visited
     for (const auto& [name, tensor] : module.state_dict()) seen.insert(tensor.node().get());
     std::vector<ForgottenLeaf> forgotten;
     std::vector<const Node*> open;

@@ -8,16 +8,16 @@
 
 namespace potluck::nn {
 
-/// A leaf that collects gradients for a loss.
+/// A leaf that would get a gradient from a loss.
 struct ForgottenLeaf {
-    std::string op;  // that uses it
+    std::string op;  // an op that uses it
     Shape shape;
     DType dtype;
 };
 
-/// The leaves that would collect gradients of `loss` and belong to no member of the module: layers that members() forgot
-/// would be trained by no optimizer, saved in no file and moved to no device. Each is named once, with the first op that
-/// uses it. Call it before backward(), which takes the tape apart.
+/// The leaves that would get a gradient from `loss` but belong to no member of the module: members() forgot their
+/// layers, so no optimizer trains them, no file stores them and to() does not move them. Each is listed once, with the
+/// first op that uses it. Call this before backward(), which frees the tape.
 ///
 /// The Trainer looks at its first update. A loop of one's own asks once, since an optimizer sees no graph:
 ///

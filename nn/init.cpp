@@ -10,7 +10,7 @@
 namespace potluck::nn::init {
 namespace {
 
-/// Draws with `draw(backend, key, y)` into a contiguous y and stores it in `tensor`.
+/// Fills a contiguous y by `draw(backend, key, y)` and stores it in `tensor`.
 template <class Draw>
 void fill_randomly(const char* op, const Tensor& tensor, Generator* generator, Draw draw) {
     if (!is_floating(tensor.dtype())) {

@@ -70,7 +70,7 @@ Tensor Module::forward(const Tensor&) {
 }
 
 Tensor Module::at_home(const Tensor& x) const {
-    // Looking for a parameter takes longer than a small layer, so it is done only where there is a choice.
+    // Looking for a parameter takes longer than a small layer, so it is done only if there is more than one device.
     if (!x.defined() || x.device() != Device::cpu() || device_count() == 1) return x;
     const std::vector<Tensor> own = parameters();
     return own.empty() ? x : x.to(own.front().device());
@@ -152,7 +152,7 @@ Module& Module::operator=(Module&& other) {
 std::vector<Member> Module::list_members() const {
     check_copy();
     Members m(training_);
-    // members() only names what is there. It is not const so that a member can be changed through what it names.
+    // members() only lists references. It is not const so that members can be changed through them.
     const_cast<Module*>(this)->members(m);
     return m.list();
 }
@@ -244,7 +244,7 @@ EvalMode::EvalMode(Module& module) {
 }
 
 EvalMode::~EvalMode() {
-    // In reverse, so that a module met twice ends with the mode it had first.
+    // In reverse, so that a module that occurs twice gets the mode that it had first.
     for (auto mode = modes_.rbegin(); mode != modes_.rend(); ++mode) mode->first->training_ = mode->second;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// For .cpp files of this floor: lists of names in messages.
+// For .cpp files of nn/: lists of names in messages.
 
 #include <algorithm>
 #include <string>
@@ -18,7 +18,7 @@ inline std::string list_of(const std::vector<std::string>& names) {
     return text;
 }
 
-/// " Missing: a, b." for the faults that there are: each kind with its names.
+/// " Missing: a, b." for each kind of problem that occurred, with its names.
 inline std::string faults_of(const std::vector<std::pair<const char*, std::vector<std::string>>>& kinds) {
     std::string text;
     for (const auto& [kind, names] : kinds) {

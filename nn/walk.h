@@ -13,10 +13,10 @@
 namespace potluck::nn {
 namespace detail {
 
-/// A module on the way down from the one that was asked.
+/// A step on the path from the module that was asked to a module below.
 struct Step {
     const Module* module;
-    std::string name;  // as the one above calls it
+    std::string name;  // the name within the module above
 };
 
 template <class Visit>
@@ -43,8 +43,8 @@ void walk(const Module& module, const std::string& prefix, std::vector<Step>& wa
 
 }  // namespace detail
 
-/// Calls visit(member, full name, depth) for all members of a module and of those below, each module before what it
-/// consists of; the depth of its own members is 1. Throws Error when the members go in a circle.
+/// Calls visit(member, full name, depth) for all members of a module and of those below, each module before its own
+/// members; the depth of the first level is 1. Throws Error when the members form a cycle.
 template <class Visit>
 void walk(const Module& module, const Visit& visit) {
     std::vector<detail::Step> way{{&module, ""}};

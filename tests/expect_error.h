@@ -10,13 +10,13 @@
 
 namespace potluck::test {
 
-/// Waits for every device: bad elements that only kernels see are told at the next wait.
+/// Waits for every device: bad elements that only kernels detect are reported at the next wait.
 inline void wait_for_devices() {
     for (const Device device : registered_devices()) synchronize(device);
 }
 
-/// The text of the Error that `function` throws, at the latest when the devices have done what it started; empty (and a
-/// failed check) when it throws none.
+/// The text of the Error that `function` throws, at the latest when the devices have finished the work that it started;
+/// empty (and a failed check) when it throws none.
 template <class Function>
 std::string error_of(Function&& function) {
     try {

@@ -1,4 +1,5 @@
-// With the CUDA device emulated: whatever the emulator saw during a test case, and no test took, makes the case fail.
+// With the emulated CUDA device: a fault that the emulator recorded during a test case, and no test has taken, fails
+// the case.
 
 #include <doctest/doctest.h>
 

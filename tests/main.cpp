@@ -1,4 +1,4 @@
-// The main() of every test program, and the reporter whose lines ./test sums up.
+// The main() of every test program, and the reporter whose lines ./test summarises.
 //
 // With POTLUCK_TEST_RESULTS set to a folder, every test case adds one line to its file POTLUCK_TEST_NAME.tsv:
 //     passed|failed|skipped <TAB> name <TAB> reason
@@ -22,7 +22,7 @@ std::string environment(const char* name) {
     return value == nullptr ? std::string() : std::string(value);
 }
 
-/// Empty when nobody asked for results.
+/// Empty when no results were requested.
 std::string result_file_path() {
     const std::string folder = environment("POTLUCK_TEST_RESULTS");
     const std::string name = environment("POTLUCK_TEST_NAME");
@@ -50,7 +50,7 @@ public:
         }
     }
     void test_case_skipped(const doctest::TestCaseData& test) override {
-        // Cases left out by a filter were not asked for. Only a skip() written at the case is told.
+        // Cases that a filter excluded were not requested. Only a skip() at the case itself is reported.
         const bool asked_for = std::string_view(test.m_name).find(filter_) != std::string_view::npos;
         if (!test.m_skip || options_.no_skip || !asked_for) return;
         name_ = test.m_name;

@@ -22,7 +22,7 @@ bool is_registered(Device device) {
 std::vector<Device> devices() {
     if (const char* chosen = std::getenv("POTLUCK_TEST_DEVICE")) {
         const Device device = parse_device(chosen);
-        if (device.is_cpu())  // "cpu:1" is made here, with other threads than "cpu"
+        if (device.is_cpu())  // "cpu:1" is created here, with another number of threads than "cpu"
             while (!is_registered(device)) add_cpu_device({.threads = 3});
         return {device};
     }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Tests on every device: the same body runs on each, and the factories below make their tensors where it runs.
+// Tests on every device: the same body runs on each, and the factories below create their tensors on that device.
 //
 //     TEST_CASE("relu: has gradient 0 at 0") {
 //         on_each_device([] {
@@ -9,8 +9,8 @@
 //         });
 //     }
 //
-// In namespace potluck::test these factories hide those of core/factories.h. Random numbers take the device from their
-// options: randn({3}, {DType::f32, test_device()}, &generator).
+// In namespace potluck::test these factories hide those of core/factories.h. Random factories take the device from
+// their options: randn({3}, {DType::f32, test_device()}, &generator).
 
 #include <functional>
 #include <initializer_list>
@@ -20,14 +20,14 @@
 
 namespace potluck::test {
 
-/// The CPU, and the first CUDA device where the build and the machine have one; or the one that the environment's
-/// POTLUCK_TEST_DEVICE names (cpu:1 is made when it is asked for).
+/// The CPU, and the first CUDA device if the build and the machine have one; or the device named by the environment
+/// variable POTLUCK_TEST_DEVICE (cpu:1 is created on demand).
 std::vector<Device> devices();
 
 /// The device that the running test is on: the CPU outside of on_each_device() and OnDevice.
 Device test_device();
 
-/// Makes a device the one under test while it lives.
+/// Makes a device the one under test while the object lives.
 class OnDevice {
 public:
     explicit OnDevice(Device device);

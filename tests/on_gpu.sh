@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a real GPU, in under eight minutes: builds for the card that is here, runs the op table and the
-# CUDA tests on it, memcheck where compute-sanitizer is installed, times every hot kernel and one training step of
-# GPT-2 124M in bf16 (beside PyTorch where that is installed), and prints one short table.
+# Everything that needs a real GPU, in under eight minutes: builds for this machine's GPU, runs the op table and the CUDA
+# tests on it (with memcheck if compute-sanitizer is installed), times every hot kernel and one training step of GPT-2
+# 124M in bf16 (beside PyTorch if that is installed), and prints a short table.
 #
 #   tests/on_gpu.sh                     on a machine with the packages of the README, nvcc and a GPU
 #   tests/on_gpu.sh --bring FOLDER      on such a machine without a GPU: copies the headers that a build needs to FOLDER
@@ -18,7 +18,7 @@ fail() {
     exit 1
 }
 
-# bring FOLDER: the header-only needs of a build, from this machine.
+# bring FOLDER: copies the header-only libraries that a build needs from this machine.
 bring() {
     local folder=$1 found name
     mkdir -p "$folder"
@@ -57,7 +57,7 @@ table=$out/table.md
 started=$SECONDS
 failures=0
 
-# step SECONDS LOG COMMAND...: runs it for at most that long, and remembers a failure.
+# step SECONDS LOG COMMAND...: runs the command for at most that long, and records a failure.
 step() {
     local limit=$1 log=$out/$2 status=0 began=$SECONDS
     shift 2
@@ -78,7 +78,7 @@ build_gpt2=yes
 [ $build_gpt2 = no ] || programs+=(tests/bench/bench_gpt2)
 step 300 build.log ninja -C "$folder" "${programs[@]}" || { tail -n 20 "$out/build.log" >&2 && exit 1; }
 
-# The figures first: the tests may fill the rest of the time.
+# The measurements first: the tests may use the rest of the time.
 export OMP_WAIT_POLICY=passive POTLUCK_TEST_DEVICE=cuda:0
 step 60 kernels.log "$folder/tests/bench/bench_hot_kernels" --device cuda
 memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1)

@@ -22,7 +22,7 @@ Tensor compute(const char* name, UnaryOp op, const Tensor& given) {
     return y;
 }
 
-/// The fused gradient: one pass over x and dy.
+/// The fused gradient: a single pass over x and dy.
 Tensor fused_backward(UnaryOp op, const Tensor& x, const Tensor& dy) {
     Tensor dx = Tensor::empty(dy.shape(), {dy.dtype(), dy.device()});
     backend(dy.device()).unary_backward(op, x, dy, dx);
@@ -34,7 +34,7 @@ Tensor fused_backward(UnaryOp op, const Tensor& x, const Tensor& dy) {
 Tensor relu(const Tensor& x) {
     const OpScope scope("relu");
     const Tensor y = compute("relu", UnaryOp::relu, x);
-    // y says as well as x where the derivative is 1, and the next op often keeps y anyway.
+    // y serves as well as x to find where the derivative is 1, and the next op often saves y anyway.
     return record("relu", y, {x}, {y}, [](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor y = saved[0];
         if (is_grad_enabled())

@@ -74,13 +74,13 @@ double scale_of(const Attention& options, const Sizes& s) {
                                                     : 1.0 / std::sqrt(static_cast<double>(s.head_size));
 }
 
-/// Numbers for one draw per attention weight. The composed form draws the same ones.
+/// One random number per attention weight. The composed form uses the same numbers.
 MaskNumbers take_numbers(const Tensor& q, const Sizes& s, const Attention& options) {
     if (options.dropout == 0.0) return {};
     return take_mask_numbers({s.batch, s.heads, s.queries, s.keys}, q.device());
 }
 
-/// What queries may not see, (batch, heads, queries, keys) or what broadcasts to it, bool; none where they see everything.
+/// What is hidden from queries, bool, broadcastable to (batch, heads, queries, keys); empty if nothing is hidden.
 std::vector<Tensor> hidden_places(const Attention& options, const Sizes& s, Device device) {
     std::vector<Tensor> hidden;
     if (options.mask.defined())
@@ -95,15 +95,15 @@ std::vector<Tensor> hidden_places(const Attention& options, const Sizes& s, Devi
     return hidden;
 }
 
-/// Whether a row of the last axis holds infinity or NaN.
+/// Whether a row along the last axis contains infinity or NaN.
 Tensor is_bad_row(const Tensor& x) { return logical_not(all(is_finite(x.detach()), {-1})); }
 
 Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& given_v, const Sizes& s,
                 const Attention& options, const MaskNumbers& numbers) {
-    // As in the fused kernel, half types are only how the tensors are stored.
+    // As in the fused kernel, half types are only used for storage.
     const DType dtype = promote(promote(given_q.dtype(), given_k.dtype()), given_v.dtype());
     const DType inner = promote(dtype, DType::f32);
-    // Each key-value head serves a group of query heads: (batch, kv_heads, group, time, size), where k and v have group 1.
+    // Each kv head serves a group of query heads: (batch, kv_heads, group, time, size), where k and v have group 1.
     const std::int64_t group = s.kv_heads == 0 ? 1 : s.heads / s.kv_heads;
     Tensor q = reshape(to(given_q, inner), {s.batch, s.kv_heads, group, s.queries, s.head_size});
     Tensor k = unsqueeze(to(given_k, inner), 2);
@@ -111,8 +111,8 @@ Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& give
     const Shape by_group{s.batch, s.kv_heads, group, s.queries, s.keys};
     const Shape by_head{s.batch, s.heads, s.queries, s.keys};
 
-    // A product with 0 does not hide infinity or NaN. So where something is hidden, such rows are taken out, and what sees
-    // them is made NaN.
+    // Multiplying by 0 does not hide infinity or NaN. So where anything is hidden, such rows are replaced by 0, and the
+    // results that depend on a visible one are set to NaN.
     const std::vector<Tensor> hidden = hidden_places(options, s, q.device());
     const auto hide = [&](Tensor x, double value) {  // (batch, heads, queries, keys)
         for (const Tensor& places : hidden) x = masked_fill(x, places, value);
@@ -145,7 +145,7 @@ Tensor composed(const Tensor& given_q, const Tensor& given_k, const Tensor& give
     return to(reshape(y, {s.batch, s.heads, s.queries, s.value_size}), dtype);
 }
 
-/// (batch, heads, time, size) whose memory is (batch, time, heads, size): joining the heads then needs no copy.
+/// (batch, heads, time, size) with the memory layout (batch, time, heads, size): merging the heads then needs no copy.
 Tensor empty_by_time(std::int64_t batch, std::int64_t heads, std::int64_t time, std::int64_t size,
                      const Tensor& like) {
     return detail::permuted_alias(Tensor::empty({batch, time, heads, size}, {like.dtype(), like.device()}),
@@ -156,8 +156,8 @@ Tensor mask_for(const Tensor& mask, DType dtype) {
     return mask.defined() && mask.dtype() != DType::boolean ? detail::cast(mask, dtype) : mask;
 }
 
-/// Second derivatives: the gradients of the composed form, recorded. Fresh views stand for the inputs, so that only this
-/// op is differentiated, whatever its inputs have to do with each other.
+/// Second derivatives: the recorded gradients of the composed form. New views replace the inputs, so that only this op
+/// is differentiated, however its inputs depend on each other.
 void composed_backward(const Saved& saved, const Tensor& dy, Gradients& dx, const Sizes& s, Attention options,
                        const MaskNumbers& numbers) {
     std::vector<Tensor> inputs, wanted;
@@ -197,7 +197,7 @@ Tensor scaled_dot_product_attention(const Tensor& given_q, const Tensor& given_k
                    mask_for(options.mask, dtype), kernel_options, target, logsumexp);
 
     Attention kept = options;
-    kept.mask = Tensor();  // tensors live in what is saved
+    kept.mask = Tensor();  // the saved tensors are kept separately
     return record(name, y, {q, k, v, options.mask}, {q, k, v, options.mask, y, logsumexp},
                   [s, kept, kernel_options, numbers](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       if (is_grad_enabled()) return composed_backward(saved, dy, dx, s, kept, numbers);

@@ -65,28 +65,28 @@ Tensor as_positions(const Tensor& x) {
     return detail::reshaped(x, {x.size(0), x.size(1), positions});
 }
 
-/// All axes but that of the channels.
+/// All axes but the channel axis.
 Axes other_axes(const Tensor& x) {
     Axes axes{0};
     for (std::int64_t axis = 2; axis < x.ndim(); ++axis) axes.push_back(axis);
     return axes;
 }
 
-/// A vector over channels with axes for broadcasting to x.
+/// Reshapes a vector over channels so that it broadcasts to x.
 Tensor along_channels(const Tensor& vector, const Tensor& x) {
     Shape shape(static_cast<std::size_t>(x.ndim()), 1);
     shape[1] = x.size(1);
     return reshape(vector, shape);
 }
 
-/// running = (1 - momentum) * running + momentum * value, in place and off the tape.
+/// running = (1 - momentum) * running + momentum * value, in place and outside the tape.
 void update(const Tensor& running, const Tensor& value, double momentum, double correction) {
     const NoGrad guard;
     running.mul_(1.0 - momentum);
     running.add_(value, momentum * correction);
 }
 
-/// The gradients from ops on the tape, for second derivatives.
+/// The gradients, composed of ops on the tape, for second derivatives.
 void composed_backward(const Tensor& x, const Tensor& weight, const Tensor& mean_of_channels,
                        const Tensor& reciprocal, const BatchNormMode& mode, const Tensor& dy, Gradients& dx) {
     const Axes axes = other_axes(x);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Several element-wise ops in one pass over memory, for ops whose parts would each read and write everything again.
+// Several element-wise ops in a single pass over memory, for ops whose parts would each read and write whole tensors.
 // For .cpp files of autograd/ only.
 
 #include <initializer_list>
@@ -23,13 +23,13 @@ inline ChainStep combine_into(BinaryOp op, int input) {
 inline ChainStep combine_number(BinaryOp op, double number) {
     return {.kind = ChainStep::Kind::combine, .op = op, .input = ChainStep::no_input, .number = number};
 }
-/// value = value * function'(inputs[input]), of the functions that have a fused backward
+/// value = value * function'(inputs[input]), for the functions that have a fused backward
 inline ChainStep derivative(UnaryOp function, int input) {
     return {.kind = ChainStep::Kind::derivative, .function = function, .input = input};
 }
 
-/// Begins with inputs[0], goes through the steps, and rounds once at the end. The inputs (at most most_chain_inputs, all
-/// on one device) broadcast, and are converted to their common dtype, which must be floating. Outside the tape.
+/// Starts with inputs[0], applies the steps, and rounds once at the end. The inputs (at most most_chain_inputs, all on
+/// one device) are broadcast and converted to their common dtype, which must be floating. Outside the tape.
 Tensor chain(std::initializer_list<Tensor> inputs, std::initializer_list<ChainStep> steps);
 
 }  // namespace potluck::detail

@@ -15,24 +15,24 @@ namespace potluck {
 
 namespace {
 
-/// All that the kernels must know besides the tensors.
+/// The parameters of the kernels besides the tensors.
 struct Geometry {
     ConvolutionSpec options;
     Shape x, weight, y;
 };
 
-/// A tensor that kernels ask for its shape alone.
+/// A tensor of which kernels read only the shape.
 Tensor shape_only(const Shape& shape, const Tensor& like) {
     return Tensor::empty({1}, {like.dtype(), like.device()}).alias(shape, Strides(shape.size(), 0), 0);
 }
 
-// A convolution, and the two gradients of it, are linear in each of two operands. So the gradient of each of the three is
-// made of the other two, and derivatives of any order come from these few lines.
+// A convolution and its two gradients are linear in each of their two operands. So the gradient of each of the three is
+// composed of the other two, and derivatives of any order come from these few lines.
 
 Tensor input_gradient(const Tensor& weight, const Tensor& dy, const Geometry& geometry);
 Tensor weight_gradient(const Tensor& x, const Tensor& dy, const Geometry& geometry);
 
-/// x, weight and bias of one dtype.
+/// x, weight and bias have the same dtype.
 Tensor convolve(const char* name, const Tensor& x, const Tensor& weight, const Tensor& bias,
                 const Geometry& geometry) {
     Tensor y = Tensor::empty(geometry.y, {x.dtype(), x.device()});
@@ -120,7 +120,7 @@ detail::WindowAxis axis_of(const char* what, const Tensor& x, const Tensor& weig
     return {what, x.size(axis), weight.size(axis), stride, padding, dilation};
 }
 
-/// From checked operands of 4 axes. Other dtypes are converted on the tape.
+/// The operands are checked and have 4 axes. Other dtypes are converted on the tape.
 Tensor convolve_promoted(const char* name, const Tensor& given_x, const Tensor& given_weight,
                          const Tensor& given_bias, const Geometry& geometry) {
     const auto [x, weight, bias] = detail::autocast_operands(given_x, given_weight, given_bias);
@@ -137,7 +137,7 @@ Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
     const std::int64_t windows = detail::windows_along(
         "conv1d", x.shape(),
         axis_of("length", x, weight, 2, options.stride, options.padding, options.dilation));
-    // An image of height 1.
+    // Treated as an image of height 1.
     const Tensor image = unsqueeze(x, 2), filters = unsqueeze(weight, 2);
     const Geometry geometry{{{.stride = detail::as_pair(1, options.stride),
                               .padding = detail::as_pair(0, options.padding),

@@ -10,10 +10,10 @@ namespace potluck {
 
 namespace {
 
-/// Gradients of copies: add() converts back to the dtype of the input.
+/// The gradient of a copy: add() converts it to the dtype of the input.
 void pass_on(const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, dy); }
 
-/// The bytes of `x` on another device. Between two GPUs nothing waits on the host.
+/// A copy of `x` on another device. Copies between two GPUs do not wait for the host.
 Tensor moved(const Tensor& given, Device device) {
     const Tensor x = detail::as_contiguous(given);
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), device});

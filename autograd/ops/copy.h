@@ -4,13 +4,14 @@
 
 namespace potluck {
 
-/// The same values in row-major order: x itself when it already is.
+/// The same values in row-major order: x itself if it is contiguous.
 Tensor contiguous(const Tensor& x);
-/// A copy with memory of its own, row-major.
+/// A row-major copy with its own memory.
 Tensor clone(const Tensor& x);
-/// Converted to a dtype: x itself when it has it. Floating to integer cuts towards zero. The gradient is converted back.
+/// Converts to a dtype; returns x itself if it has that dtype. Floating to integer truncates towards zero. The gradient
+/// is converted back.
 Tensor to(const Tensor& x, DType dtype);
-/// Copied to a device: x itself when it is there.
+/// Copies to a device; returns x itself if it is there.
 Tensor to(const Tensor& x, Device device);
 
 }  // namespace potluck

@@ -40,13 +40,13 @@ void check(const Tensor& logits, const Tensor& labels, const CrossEntropy& optio
         throw Error(name, fmt::format("the logits {} have no classes.", pretty(logits.shape())));
 }
 
-/// How many labels count (at least 1, so that nothing is divided by 0), as a number on the device.
+/// The number of labels that are not ignored (at least 1, to avoid division by 0), as a tensor on the device.
 Tensor count_of(const Tensor& labels, std::int64_t ignore_index, DType dtype) {
     const Tensor valid = labels != ignore_index;
     return clamp(sum(valid), 1.0, 0x1p62).to(dtype);
 }
 
-/// (rows, classes): d loss / d logits made of ops on the tape, for second derivatives.
+/// (rows, classes): d loss / d logits, composed of ops on the tape, for second derivatives.
 Tensor composed_backward(const Tensor& logits, const Tensor& labels, const Tensor& dlosses,
                          const CrossEntropy& options) {
     const std::int64_t classes = logits.size(-1);
@@ -85,7 +85,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& given, const CrossEntro
     }
     return record("cross_entropy", y, {logits}, {logits, ids, logsumexp, divisor},
                   [options, kernel_options](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      // When nobody else can see the logits, their gradient takes their place in memory.
+                      // If nothing else refers to the logits, their gradient reuses their memory.
                       Tensor dlogits = saved.reusable(0);
                       const Tensor logits = saved[0], ids = saved[1], divisor = saved[3];
                       Tensor dlosses = divisor.defined() ? dy / divisor : dy;

@@ -14,7 +14,7 @@ namespace detail {
 Tensor dropout_by_numbers(const Tensor& x, double p, const MaskNumbers& numbers) {
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
     backend(x.device()).dropout(numbers.key, numbers.part, p, x, y);
-    // Dropout is a product with a mask, and its gradient is the same product.
+    // Dropout multiplies by a mask, and its gradient is the same product.
     return record("dropout", y, {x}, {}, [p, numbers](const Saved&, const Tensor& dy, Gradients& dx) {
         dx.add(0, dropout_by_numbers(dy, p, numbers));
     });

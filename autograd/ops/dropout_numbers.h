@@ -5,7 +5,7 @@
 
 namespace potluck::detail {
 
-/// Dropout by known random numbers: for ops that have to draw the same mask again.
+/// Dropout with given random numbers: for ops that must draw the same mask again.
 /// For .cpp files of autograd/ only.
 Tensor dropout_by_numbers(const Tensor& x, double p, const MaskNumbers& numbers);
 

@@ -121,10 +121,10 @@ Tensor power(const Tensor& given_a, const Tensor& given_b) {
     return record("power", y, {a, b}, {a, b, keep_if(needs_gradient(b), y)},
                   [](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor a = saved[0], b = saved[1];
-                      // b = 0 makes a constant, also at a = 0 where the formula would be 0 times infinity.
+                      // The derivative is 0 for b = 0, also at a = 0, where the formula would give 0 times infinity.
                       if (dx.wants(0)) dx.add(0, dy * where(b == 0, 0, b * power(a, b - 1)));
                       if (dx.wants(1)) {
-                          const Tensor base = where(a == 0, 1, a);  // 0^b does not change with b
+                          const Tensor base = where(a == 0, 1, a);  // 0^b does not depend on b
                           dx.add(1, dy * where(a == 0, 0, saved[2] * log(base)));
                       }
                   });
@@ -132,7 +132,7 @@ Tensor power(const Tensor& given_a, const Tensor& given_b) {
 
 namespace {
 
-/// Sends `dy` to a where y came from a, else to b. y equals a in a tie, and NaN came from a when a is NaN.
+/// Passes `dy` to a where y came from a, else to b. In a tie y equals a; NaN came from a when a is NaN.
 void choose_backward(const Saved& saved, const Tensor& dy, Gradients& dx) {
     const Tensor a = saved[0], y = saved[1];
     const Tensor same = equal(a, y), broken = is_nan(a);
@@ -157,8 +157,9 @@ Tensor minimum(const Tensor& a, const Tensor& b) {
 Tensor remainder(const Tensor& a, const Tensor& b) {
     const OpScope scope("remainder");
     if (needs_gradient(b))
-        throw Error("remainder",
-                    "the divisor requires a gradient, but the remainder has none in it. detach() it.");
+        throw Error(
+            "remainder",
+            "the divisor requires a gradient, but remainder is not differentiable in it. detach() it.");
     const Tensor y = compute("remainder", BinaryOp::remainder, a, b);
     return record("remainder", y, {a, b}, {},
                   [](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, dy); });
@@ -301,7 +302,7 @@ Tensor erf(const Tensor& x) {
 
 namespace {
 
-/// floor, ceil and round: integers are what they are, and steps have derivative 0.
+/// floor, ceil and round: integers are returned unchanged; the derivative is 0.
 Tensor step_function(const char* name, UnaryOp op, const Tensor& x) {
     const OpScope scope(name);
     detail::require_defined(name, x, "the operand");

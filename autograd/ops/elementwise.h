@@ -6,34 +6,34 @@ namespace potluck {
 
 /// Arithmetic with broadcasting and promotion (see promote() in core/dtype.h).
 ///
-/// A C++ number beside a tensor (`x * 1e-8`) is not rounded to a half type: it counts in f64 beside f64 and in f32 beside
-/// f32, f16 and bf16, and the result is rounded once. Beside integers that stay integers it must be one that their dtype
-/// holds (require_held() in core/scalar.h), and is exact.
+/// A C++ number beside a tensor (`x * 1e-8`) is not rounded to a half type: it is f64 beside f64, and f32 beside f32,
+/// f16 and bf16; the result is rounded once. Beside an integer tensor whose result is an integer, the dtype must be
+/// able to represent the number (require_held() in core/scalar.h), which is then exact.
 ///
-/// `/` is the division of real numbers: integers are converted to f32 first, which holds them exactly up to 2^24 only.
-/// For integers that shall stay integers take floor_divide() and `%`.
+/// `/` is the division of real numbers: integers are first converted to f32, which is exact only up to 2^24. For
+/// integer results use floor_divide() and `%`.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor subtract(const Tensor& a, const Tensor& b);
 Tensor multiply(const Tensor& a, const Tensor& b);
 Tensor divide(const Tensor& a, const Tensor& b);
-/// a to the power b. Integers stay integers when b is not negative; a negative integer exponent is an Error.
+/// a to the power b. Integers give integers when b is not negative; a negative integer exponent is an Error.
 Tensor power(const Tensor& a, const Tensor& b);
 Tensor power(const Tensor& a, const Scalar& b);
-/// The larger of each pair; NaN wins; the gradient of a tie goes to a.
+/// The larger of each pair; NaN wins; in a tie the gradient goes to a.
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Scalar& b);
 Tensor minimum(const Tensor& a, const Scalar& b);
-/// The quotient rounded down, as Python's //: an integer q, for which a = q * b + remainder(a, b). Integers stay integers
-/// and are exact; a divisor of 0 is then an Error, while floating tensors give a / b. Gradient 0.
+/// The quotient rounded down, like Python's //: an integer q for which a = q * b + remainder(a, b). Integers give exact
+/// integers; a divisor of 0 is then an Error, while floating tensors give a / b. Gradient 0.
 Tensor floor_divide(const Tensor& a, const Tensor& b);
 Tensor floor_divide(const Tensor& a, const Scalar& b);
-/// The remainder with the sign of the divisor, as Python's %. Integers stay integers and are exact; a divisor of 0 is
-/// then an Error, while floating tensors give NaN. The gradient of a is that of the result; not differentiable in b.
+/// The remainder with the sign of the divisor, like Python's %. Integers give exact integers; a divisor of 0 is then an
+/// Error, while floating tensors give NaN. dy is passed to a unchanged; not differentiable in b.
 Tensor remainder(const Tensor& a, const Tensor& b);
 Tensor remainder(const Tensor& a, const Scalar& b);
 
-/// The same, as operators.
+/// The same functions as operators.
 Tensor operator+(const Tensor& a, const Tensor& b);
 Tensor operator-(const Tensor& a, const Tensor& b);
 Tensor operator*(const Tensor& a, const Tensor& b);
@@ -73,14 +73,14 @@ Tensor cos(const Tensor& x);
 Tensor erf(const Tensor& x);
 Tensor floor(const Tensor& x);
 Tensor ceil(const Tensor& x);
-/// To the nearest integer, ties to even.
+/// Rounds to the nearest integer, ties to even.
 Tensor round(const Tensor& x);
 Tensor is_nan(const Tensor& x);
 Tensor is_finite(const Tensor& x);
 Tensor logical_not(const Tensor& x);
 
-/// Comparisons: bool tensors, no gradient. NaN compares unequal to everything. A C++ number is compared as it is, also
-/// where the dtype does not hold it: u8 < 300 and f16 < 70000 are true. (So an f16 made of 0.1 does not equal 0.1.)
+/// Comparisons: bool tensors, no gradient. NaN compares unequal to everything. A C++ number is not converted to the
+/// dtype: u8 < 300 and f16 < 70000 are true. (So an f16 made from 0.1 does not equal 0.1.)
 Tensor equal(const Tensor& a, const Tensor& b);
 Tensor not_equal(const Tensor& a, const Tensor& b);
 Tensor less(const Tensor& a, const Tensor& b);
@@ -100,17 +100,18 @@ Tensor operator<=(const Tensor& a, const Scalar& b);
 Tensor operator>(const Tensor& a, const Scalar& b);
 Tensor operator>=(const Tensor& a, const Scalar& b);
 
-/// a where condition (bool) holds, else b. The branch not taken gets an exact zero gradient; but what made that branch
-/// multiplies the zero, and 0 * NaN is NaN: where(x > 0, sqrt(x), 0) has NaN gradients where x < 0 (AnomalyCheck names
-/// the sqrt). Select the argument first: where(x > 0, sqrt(where(x > 0, x, 1)), 0).
+/// a where condition (bool) holds, else b. The branch that is not selected gets an exactly zero gradient. But the op
+/// that computed that branch multiplies the zero by its derivative, and 0 * NaN is NaN: where(x > 0, sqrt(x), 0) has
+/// NaN gradients where x < 0 (AnomalyCheck names the sqrt). Select the argument first: where(x > 0, sqrt(where(x > 0,
+/// x, 1)), 0).
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b);
 Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b);
-/// Limits x to [low, high]; NaN stays NaN; gradient 0 outside, 1 inside and on the limits. Throws Error when low > high,
-/// or when no number of an integer dtype lies between.
+/// Limits x to [low, high]; NaN stays NaN; gradient 0 outside, 1 inside and on the limits. Throws Error when low >
+/// high, or when the interval contains no value of an integer dtype.
 Tensor clamp(const Tensor& x, double low, double high);
-/// x with `value` wherever mask (bool, broadcast) holds; gradient 0 there. Throws Error when the dtype does not hold
-/// `value` (require_held() in core/scalar.h).
+/// x with `value` wherever mask (bool, broadcast) is true; gradient 0 there. Throws Error when the dtype cannot
+/// represent `value` (require_held() in core/scalar.h).
 Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value);
 
 }  // namespace potluck

@@ -1,4 +1,4 @@
-// Comparisons, and the ops that choose by them.
+// Comparisons, and the ops that select by them.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ Tensor compare(const char* name, CompareOp op, const Tensor& a, const Tensor& b)
     return y;
 }
 
-/// The comparison of integers with an integer that means the same as `op` with `number`.
+/// A comparison of integers with an integer that is equivalent to `op` with `number`.
 std::pair<CompareOp, std::int64_t> with_integer(CompareOp op, const Scalar& scalar) {
     if (!scalar.is_floating()) return {op, scalar.to_int64()};
     using Limits = std::numeric_limits<std::int64_t>;
@@ -61,7 +61,7 @@ std::pair<CompareOp, std::int64_t> with_integer(CompareOp op, const Scalar& scal
     }
 }
 
-/// Exact, whatever the number: integers are compared as integers.
+/// Exact for every number: integers are compared as integers.
 Tensor compare(const char* name, CompareOp op, const Tensor& a, const Scalar& b) {
     const OpScope scope(name);
     detail::require_defined(name, a, "the first operand");
@@ -110,7 +110,7 @@ Tensor operator>=(const Tensor& a, const Scalar& b) {
     return compare("greater_equal", CompareOp::greater_equal, a, b);
 }
 
-// ---- choosing ----
+// ---- selecting ----
 
 namespace {
 
@@ -121,7 +121,7 @@ void require_condition(const char* name, const Tensor& condition, const char* wh
                                       what, condition.dtype(), pretty(condition.shape())));
 }
 
-/// where, outside the tape; a and b have one dtype.
+/// where() outside the tape; a and b have the same dtype.
 Tensor choose(const char* name, const Tensor& condition, const Tensor& a, const Tensor& b,
               const Shape& shape) {
     Tensor y = Tensor::empty(shape, {a.dtype(), a.device()});
@@ -168,7 +168,7 @@ Tensor clamp(const Tensor& x, double low, double high) {
         throw Error("clamp",
                     fmt::format("the lower limit {} is not below the upper limit {}. Swap them.", low, high));
     Scalar lower = low, upper = high;
-    if (!is_floating(x.dtype())) {  // the integers that lie between the limits
+    if (!is_floating(x.dtype())) {  // the integers between the limits
         const IntegerRange range = range_of(x.dtype());
         lower = std::max(Scalar(std::ceil(low)).to_int64(), range.low);
         upper = std::min(Scalar(std::floor(high)).to_int64(), range.high);

@@ -1,5 +1,5 @@
-// Arithmetic of a tensor and a number. The kernel takes the number as it is, so that a tensor of a half type multiplied by
-// 1e-8 or 70000 is rounded once, when the product is known.
+// Arithmetic of a tensor and a number. The kernel does not convert the number, so that the product of a half-type
+// tensor and 1e-8 or 70000 is rounded only once.
 
 #include "autograd/autocast.h"
 #include "autograd/ops/chain.h"
@@ -34,7 +34,7 @@ Tensor compute(const char* name, BinaryOp op, const Tensor& x, const Scalar& num
     return compute(name, op, x, number, promote(x.dtype(), number), number_first);
 }
 
-/// maximum and minimum: the gradient goes to x, unless the number won; NaN wins.
+/// maximum and minimum: the gradient goes to x, except where the number was selected; NaN wins.
 Tensor choose(const char* name, BinaryOp op, CompareOp loses, const Tensor& x, const Scalar& number) {
     const OpScope scope(name);
     const Tensor y = compute(name, op, x, number);
@@ -114,7 +114,7 @@ Tensor power(const Tensor& given, const Scalar& b) {
     const Tensor y = compute("power", BinaryOp::power, a, b, dtype);
     return record("power", y, {a}, {a}, [exponent](const Saved& saved, const Tensor& dy, Gradients& dx) {
         const Tensor a = saved[0];
-        // Exponent 0 makes a constant, also at a = 0 where the formula would be 0 times infinity.
+        // The derivative is 0 for exponent 0, also at a = 0, where the formula would give 0 times infinity.
         if (exponent == 0.0)
             dx.add(0, detail::zero_like(dy));
         else if (is_grad_enabled())

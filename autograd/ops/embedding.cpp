@@ -39,7 +39,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                           return dx.add(0, scatter_add(start, 0, index, reshape(dy, rows_shape)));
                       }
                       const Tensor rows = detail::reshaped(dy, rows_shape);
-                      // Half types: a frequent row needs the range of f32 for its sum.
+                      // Half types: the sum for a frequent row needs the range of f32.
                       const bool aside = is_half(dx.dtype(0));
                       Tensor sums = aside ? zeros(table, {DType::f32, dy.device()}) : dx.buffer(0);
                       backend(dy.device()).embedding_backward(ids, rows, sums);

@@ -4,7 +4,7 @@
 
 namespace potluck {
 
-/// A number for each of the two axes of an image. One number stands for both: `.stride = 2`, `.stride = {2, 1}`.
+/// A number for each of the two axes of an image. A single number applies to both: `.stride = 2`, `.stride = {2, 1}`.
 struct HeightWidth {
     std::int64_t height, width;
 

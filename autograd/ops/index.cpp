@@ -43,7 +43,7 @@ Tensor gather(const Tensor& x, std::int64_t axis, const Tensor& index) {
                       const TensorOptions options{dy.dtype(), dy.device()};
                       if (is_grad_enabled())
                           return dx.add(0, scatter_add(zeros(shape, options), axis, saved[0], dy));
-                      // Half types: a place hit often needs the range of f32 for its sum.
+                      // Half types: the sum for an element that is selected often needs the range of f32.
                       const bool aside = is_half(dx.dtype(0));
                       Tensor sums = aside ? zeros(shape, {DType::f32, dy.device()}) : dx.buffer(0);
                       backend(dy.device()).scatter_add(axis, saved[0], detail::cast(dy, sums.dtype()), sums);

@@ -1,5 +1,5 @@
-// Changes in place: the members of Tensor that end in an underscore. They are never recorded. What may have been saved
-// for backward learns of them by the version of the storage.
+// In-place changes: the members of Tensor whose names end in an underscore. They are never recorded. Tensors that were
+// saved for backward detect them by the version of the storage.
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/copy.h"
@@ -13,7 +13,8 @@ namespace potluck {
 
 namespace {
 
-void require_changeable(const char* name, const Tensor& target) {
+/// Throws Error unless the elements may be changed, and makes ready for it.
+void prepare_change(const char* name, const Tensor& target) {
     detail::require_defined(name, target, "the tensor");
     if (is_grad_enabled() && target.requires_grad())
         throw Error(
@@ -28,9 +29,10 @@ void require_changeable(const char* name, const Tensor& target) {
             fmt::format("the tensor {} is a broadcast view: several of its elements are one place in memory. "
                         "Change a clone().",
                         pretty(target.shape())));
+    target.storage()->write_after_uses();  // a copy that was started before gets the elements as they are now
 }
 
-/// The bytes that a tensor reaches in its storage: [first, last). A negative stride reaches down.
+/// The range of bytes that a tensor covers in its storage: [first, last). A negative stride extends downwards.
 std::pair<std::int64_t, std::int64_t> reach(const Tensor& x) {
     std::int64_t first = x.offset();
     std::int64_t last = x.offset();
@@ -52,7 +54,7 @@ bool overlap(const Tensor& target, const Tensor& source) {
     return a_first < b_last && b_first < a_last;
 }
 
-/// `source` in the target's shape and in `dtype`, and safe to read while the target changes.
+/// `source` in the target's shape and in `dtype`, safe to read while the target is written.
 Tensor operand(const char* name, const Tensor& target, const Tensor& source, DType dtype) {
     if (is_grad_enabled() && source.requires_grad())
         throw Error(
@@ -70,7 +72,7 @@ Tensor operand(const char* name, const Tensor& target, const Tensor& source, DTy
 
 const Tensor& Tensor::fill_(const Scalar& value) const {
     const OpScope scope("fill_");
-    require_changeable("fill_", *this);
+    prepare_change("fill_", *this);
     require_held("fill_", value, dtype());
     Tensor target = detach();
     potluck::backend(device()).fill(target, value);
@@ -80,7 +82,7 @@ const Tensor& Tensor::fill_(const Scalar& value) const {
 
 const Tensor& Tensor::copy_(const Tensor& source) const {
     const OpScope scope("copy_");
-    require_changeable("copy_", *this);
+    prepare_change("copy_", *this);
     detail::require_defined("copy_", source, "the other tensor");
     const Tensor from =
         operand("copy_", *this, source.device() == device() ? source : source.to(device()), source.dtype());
@@ -92,7 +94,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
 
 const Tensor& Tensor::add_(const Tensor& other, double scale) const {
     const OpScope scope("add_");
-    require_changeable("add_", *this);
+    prepare_change("add_", *this);
     detail::require_defined("add_", other, "the other tensor");
     detail::require_same_device("add_", {*this, other});
     Tensor target = detach();
@@ -112,7 +114,7 @@ const Tensor& Tensor::add_(const Tensor& other, double scale) const {
 
 const Tensor& Tensor::mul_(const Tensor& other) const {
     const OpScope scope("mul_");
-    require_changeable("mul_", *this);
+    prepare_change("mul_", *this);
     detail::require_defined("mul_", other, "the other tensor");
     detail::require_same_device("mul_", {*this, other});
     const Tensor x = operand("mul_", *this, other, dtype());
@@ -124,7 +126,7 @@ const Tensor& Tensor::mul_(const Tensor& other) const {
 
 const Tensor& Tensor::mul_(const Scalar& factor) const {
     const OpScope scope("mul_");
-    require_changeable("mul_", *this);
+    prepare_change("mul_", *this);
     require_held("mul_", factor, dtype());
     Tensor target = detach();
     potluck::backend(device()).binary(BinaryOp::multiply, detach(), factor, target);

@@ -22,7 +22,7 @@ using detail::transposed_alias;
 
 namespace {
 
-/// The shape of all rows along the last axis: (rows, n).
+/// The shape of x as rows along the last axis: (rows, n).
 Shape rows_of(const Tensor& x) {
     return {element_count(Shape(x.shape().begin(), x.shape().end() - 1)), x.size(-1)};
 }
@@ -32,8 +32,9 @@ bool is_column_major(const Tensor& x) {
     return x.ndim() == 2 && !x.is_contiguous() && transposed_alias(x).is_contiguous();
 }
 
-/// Adds the product a b, seen in the shape of input `index`, to that input's gradient, without a temporary. Laid out by
-/// columns when the input is and nothing was collected for it: behind a transposed weight stands a row-major leaf.
+/// Adds the product a b, in the shape of input `index`, to that input's gradient, without a temporary. The gradient is
+/// column-major if the input is and nothing was accumulated for it yet: a transposed weight comes from a row-major
+/// leaf.
 void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const Tensor& given_b,
                  const Shape& shape, bool by_columns = false) {
     const DType dtype = promote(given_a.dtype(), given_b.dtype());
@@ -59,7 +60,7 @@ void add_product(Gradients& dx, std::size_t index, const Tensor& given_a, const 
     }
 }
 
-/// Throws Error when the inner sizes or the batches of a product do not fit.
+/// Throws Error when the inner sizes or the batches of a product do not match.
 void require_fit(const Tensor& a, const Tensor& b) {
     const std::int64_t inner = a.size(-1), other = b.ndim() == 1 ? b.size(0) : b.size(-2);
     if (inner != other) {
@@ -102,7 +103,7 @@ Tensor matrix_product(const Tensor& given_a, const Tensor& given_b) {
     const Shape shape = with(batch, m, n);
     Tensor y = Tensor::empty(shape, {dtype, a.device()});
 
-    // One matrix on the right: all batches on the left are rows of one product, if they lie evenly.
+    // One matrix on the right: all batches on the left become rows of one product, if the strides allow it.
     const Shape rows{element_count(a_batch) * m, k};
     const bool folds =
         b.ndim() == 2 && a.ndim() > 2 && detail::view_strides(a.shape(), a.strides(), rows).has_value();
@@ -122,7 +123,7 @@ Tensor matrix_product(const Tensor& given_a, const Tensor& given_b) {
                           if (dx.wants(1)) dx.add(1, matmul(transpose(saved[0]), dy));
                           return;
                       }
-                      // Batches that share the right matrix are rows of one product in both gradients.
+                      // Batches that share the right matrix are rows of a single product in both gradients.
                       const bool shared = b_shape.size() == 2;
                       const auto whole = [&](const Tensor& x) {  // with all batches
                           return x.broadcast_alias("matmul", with(batch, x.size(-2), x.size(-1)));
@@ -145,7 +146,7 @@ Tensor matrix_product(const Tensor& given_a, const Tensor& given_b) {
                   });
 }
 
-/// What the device multiplies: all of one dtype.
+/// The operands as the device multiplies them: all of one dtype.
 struct LinearOperands {
     Tensor rows, weight, bias;  // (rows, in), (out, in), (out) or undefined
     Shape shape;                // of the result
@@ -156,7 +157,7 @@ struct LinearOperands {
     Tensor in_shape(const Tensor& y) const { return y.alias(shape, contiguous_strides(shape), 0); }
 };
 
-/// Throws Error when the operands do not fit.
+/// Throws Error when the operands do not match.
 LinearOperands linear_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     detail::require_defined("linear", x, "x");
     detail::require_defined("linear", weight, "the weight");
@@ -183,7 +184,7 @@ LinearOperands linear_operands(const Tensor& x, const Tensor& weight, const Tens
             std::move(shape)};
 }
 
-/// Puts y = x weight^T + bias on the tape. Returns y.
+/// Records y = x weight^T + bias on the tape. Returns y.
 Tensor record_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
     return record(
         "linear", y, {x, weight, bias},
@@ -209,7 +210,7 @@ Tensor record_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, 
                 add_product(dx, 1, transposed_alias(dy_rows), as_rows(saved[0]),
                             {dy.size(-1), saved[0].size(-1)}, by_columns);
             if (dx.wants(2)) {
-                // A product with ones would round half types on the way; reduce() sums them in f32.
+                // A product with ones would round intermediate sums of half types; reduce() sums them in f32.
                 Tensor total = detail::empty_gradient(dx, 2, {dy.size(-1)}, dy);
                 backend(dy.device()).reduce(ReduceOp::sum, transposed_alias(dy_rows), 1, total);
                 dx.add(2, total);
@@ -254,7 +255,7 @@ Tensor linear_gelu(const Tensor& given_x, const Tensor& given_weight, const Tens
         return gelu(linear(x, weight, bias), GeluKind::tanh);
     Tensor before = operands.empty_result(), y = operands.empty_result();
     backend(x.device()).linear_gelu(operands.rows, operands.weight, operands.bias, before, y);
-    // On the tape stand the two ops that it is made of.
+    // The tape shows the two ops of which it is composed.
     return detail::record_gelu(record_linear(x, weight, bias, operands.in_shape(before)),
                                operands.in_shape(y), GeluKind::tanh);
 }

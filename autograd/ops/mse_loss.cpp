@@ -17,7 +17,7 @@ Tensor mse_loss(const Tensor& prediction, const Tensor& target, Reduction reduct
         throw Error(
             "mse_loss",
             fmt::format("the prediction {} and the target {} differ in shape. Reshape one: broadcasting "
-                        "would compare everything with everything.",
+                        "would pair every prediction with every target.",
                         pretty(prediction.shape()), pretty(target.shape())));
     const Tensor difference = detail::autocast_wide(prediction) - detail::autocast_wide(target);
     const Tensor losses = square(detail::as_floating(difference));

@@ -5,8 +5,8 @@
 
 namespace potluck {
 
-/// (prediction - target)^2, then the reduction. Shapes must be equal: broadcasting here is nearly always a mistake, so it
-/// is an Error.
+/// (prediction - target)^2, then the reduction. Shapes must be equal: broadcasting here is nearly always a mistake and
+/// therefore an Error.
 Tensor mse_loss(const Tensor& prediction, const Tensor& target, Reduction reduction = Reduction::mean);
 
 }  // namespace potluck

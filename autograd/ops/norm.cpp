@@ -21,7 +21,7 @@ using detail::empty_gradient;
 
 namespace {
 
-/// Checks what both norms have in common and returns the dtype of the result.
+/// The checks that both norms share. Returns the dtype of the result.
 DType check(const char* name, const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon) {
     detail::require_defined(name, x, "x");
     detail::require_rank(name, x, "x", 1);
@@ -57,8 +57,8 @@ Axes leading_axes(const Tensor& x) {
 /// Sums over the rows; without leading axes there is one row.
 Tensor sum_rows(const Tensor& x) { return x.ndim() == 1 ? x : sum(x, leading_axes(x)); }
 
-/// The gradients of y = normalised * weight + bias from ops on the tape, for second derivatives. `normalised` is
-/// (x - mean) * scale (mean 0 for the root-mean-square norm), where `scale` depends on x.
+/// The gradients of y = normalised * weight + bias, composed of ops on the tape, for second derivatives. `normalised`
+/// is (x - mean) * scale (mean 0 for rms_norm), where `scale` depends on x.
 void composed_backward(const Tensor& normalised, const Tensor& scale, bool centre, const Tensor& weight,
                        const Tensor& dy, Gradients& dx, std::size_t inputs) {
     if (dx.wants(0)) {
@@ -71,8 +71,8 @@ void composed_backward(const Tensor& normalised, const Tensor& scale, bool centr
     if (inputs > 2 && dx.wants(2)) dx.add(2, sum_rows(dy));
 }
 
-/// Where the gradient of x, seen as (rows, width), goes: onto what other ops have left there (in a transformer: the
-/// gradient that came along the residual), or into fresh memory. Undefined when none is wanted.
+/// The destination of the gradient of x, seen as (rows, width): added to what other ops have accumulated (in a
+/// transformer: the gradient of the residual branch), or in new memory. Undefined when it is not needed.
 struct RowsGradient {
     Tensor rows = {};
     bool accumulate = false;
@@ -96,7 +96,7 @@ struct RowsGradient {
     }
 };
 
-/// sum = x + residual, of one dtype, put on the tape.
+/// Records sum = x + residual, of one dtype, on the tape.
 Tensor record_sum(const Tensor& sum, const Tensor& x, const Tensor& residual) {
     return record("add", sum, {x, residual}, {}, [](const Saved&, const Tensor& dy, Gradients& dx) {
         dx.add(0, dy);

@@ -12,8 +12,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias
 /// x / sqrt(mean(x^2) + epsilon) * weight along the last axis (Zhang and Sennrich, 2019).
 Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double epsilon = 1e-6);
 
-/// Add and norm: (x + residual, layer_norm(x + residual, ..)), with one walk over memory less than in two steps. Shapes
-/// must agree.
+/// Add and norm: (x + residual, layer_norm(x + residual, ..)), fused, so that x + residual is not read again from
+/// memory. Shapes must agree.
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight = {},
                                          const Tensor& bias = {}, double epsilon = 1e-5);
 /// (x + residual, rms_norm(x + residual, ..)). Shapes must agree.

@@ -25,10 +25,10 @@ std::int64_t checked_windows(const char* name, const Tensor& x, const detail::Wi
     return windows;
 }
 
-/// x (batch, channels, height, width) to `shape`.
+/// Pools x (batch, channels, height, width) to `shape`.
 using Pool = Tensor (*)(const char* name, const Tensor& x, const Shape& shape, const PoolSpec& options);
 
-/// x (batch, channels, length) as images of height 1.
+/// Treats x (batch, channels, length) as images of height 1.
 Tensor pool1d(const char* name, Pool pool, const Tensor& x, std::int64_t kernel, const Pooling1d& given) {
     const OpScope scope(name);
     check(name, x, 3);
@@ -95,7 +95,7 @@ Tensor average_pool(const char* name, const Tensor& x, const Shape& shape, const
                   });
 }
 
-/// Linear in dy, so that its own gradient is the mean again.
+/// Linear in dy, so its own gradient is average pooling again.
 Tensor average_pool_gradient(const Tensor& dy, const Shape& shape, const PoolSpec& options) {
     Tensor y = detail::empty_if(true, shape, dy);
     backend(dy.device()).average_pool_backward(dy, options, y);

@@ -7,12 +7,12 @@
 namespace potluck {
 
 struct Pooling1d {
-    std::int64_t stride = 0;    // steps between windows; 0: the size of the kernel
-    std::int64_t padding = 0;   // on both sides; never the largest
-    std::int64_t dilation = 1;  // steps between the elements of a window
+    std::int64_t stride = 0;    // distance between windows; 0: the size of the kernel
+    std::int64_t padding = 0;   // on both sides; never the maximum
+    std::int64_t dilation = 1;  // distance between the elements of a window
     bool ceil_mode =
-        false;  // also a last window that reaches beyond x, if it begins inside x or its left padding
-    bool count_padding = true;  // average: padding counts as zeros (what lies beyond it never counts)
+        false;  // allows a last window that extends beyond x, if it begins in x or its left padding
+    bool count_padding = true;  // average: padding counts as zeros (but never positions beyond it)
 };
 struct Pooling2d {
     HeightWidth stride = 0;
@@ -22,11 +22,11 @@ struct Pooling2d {
     bool count_padding = true;
 };
 
-// Over windows of x: (batch, channels, length) to (batch, channels, windows), or the same with height and width. The
-// number of windows follows the rule of conv1d, rounded up in ceil_mode. Throws Error when no window fits, or one would
-// hold nothing but padding.
+// Pooling over windows of x: (batch, channels, length) to (batch, channels, windows), or the same with height and
+// width. The number of windows follows the rule of conv1d, rounded up in ceil_mode. Throws Error when no window fits,
+// or when one would contain only padding.
 
-/// The largest element of each window; NaN wins; the gradient goes to the first place that attains it.
+/// The largest element of each window; NaN wins; the gradient goes to the first element with that value.
 Tensor max_pool1d(const Tensor& x, std::int64_t kernel, const Pooling1d& options = {});
 template <std::size_t N>
 Tensor max_pool1d(const Tensor&, std::int64_t, MistypedOptions<N>,

@@ -21,14 +21,14 @@ namespace potluck {
 
 namespace {
 
-/// Which axes of a shape are reduced, and the shapes that follow.
+/// Which axes of a shape are reduced, and the resulting shapes.
 struct ReduceLayout {
     Axes order;           // the kept axes, then the reduced ones
-    Axes inverse;         // the place of each axis in `order`
-    std::int64_t count;   // how many axes are reduced
+    Axes inverse;         // the position of each axis in `order`
+    std::int64_t count;   // number of reduced axes
     Shape kept;           // shape without the reduced axes
     Shape with_ones;      // shape with the reduced axes as size 1
-    std::int64_t merged;  // elements that make one
+    std::int64_t merged;  // number of elements that are reduced to one
 };
 
 ReduceLayout layout_of(const char* name, const Tensor& x, const Axes& axes) {
@@ -63,7 +63,7 @@ ReduceLayout layout_of(const char* name, const Tensor& x, const Axes& axes) {
     return layout;
 }
 
-/// Runs the kernel; the result is outside the tape and has the shape that the caller asked for.
+/// Runs the kernel; the result is outside the tape and has the requested shape.
 Tensor compute(ReduceOp op, const Tensor& x, const ReduceLayout& layout, DType dtype, bool keep_axes) {
     Tensor y = Tensor::empty(layout.kept, {dtype, x.device()});
     backend(x.device()).reduce(op, detail::permuted_alias(x, layout.order), layout.count, y);
@@ -79,7 +79,7 @@ void require_elements(const char* name, const Tensor& x, const ReduceLayout& lay
                         pretty(x.shape())));
 }
 
-/// `dy` (or another result of the reduction) stretched over the reduced axes again.
+/// Broadcasts `dy` (or another result of the reduction) over the reduced axes again.
 Tensor stretched(const Tensor& dy, const ReduceLayout& layout, const Shape& shape) {
     return expand(reshape(dy, layout.with_ones), shape);
 }
@@ -112,7 +112,7 @@ Tensor mean(const Tensor& given, const Axes& axes, bool keep_axes) {
 
 namespace {
 
-/// max and min: the gradient goes to the first place, which the forward remembers (one index a result).
+/// max and min: the gradient goes to the first such element, whose index the forward saves (one per result).
 Tensor extreme(const char* name, ReduceOp op, ReduceOp place, const Tensor& x, const Axes& axes,
                bool keep_axes) {
     const OpScope scope(name);
@@ -167,7 +167,7 @@ Tensor argmin(const Tensor& x, std::int64_t axis, bool keep_axis) {
 
 namespace {
 
-/// The variance, or its root.
+/// The variance, or its square root.
 Tensor compute_variance(const Tensor& x, const ReduceLayout& layout, double correction, bool root,
                         bool keep_axes) {
     Tensor y = Tensor::empty(layout.kept, {x.dtype(), x.device()});
@@ -175,8 +175,8 @@ Tensor compute_variance(const Tensor& x, const ReduceLayout& layout, double corr
     return keep_axes ? detail::reshaped(y, layout.with_ones) : y;
 }
 
-/// x / y * dy, the gradient of a root of squares, and 0 where y, the root, is 0. Divided first: x and y are of one size,
-/// and the quotient of large or tiny ones keeps to the range.
+/// x / y * dy, the gradient of a root of squares; 0 where y, the root, is 0. Divides first: x and y have similar
+/// magnitudes, so the quotient of large or tiny numbers stays in range.
 Tensor root_gradient(const Tensor& x, const Tensor& y, const Tensor& dy) {
     const Tensor safe = where(y == 0, std::numeric_limits<double>::infinity(), y);
     if (is_grad_enabled()) return x / safe * dy;
@@ -190,7 +190,7 @@ void require_correction(const char* name, double correction) {
                     fmt::format("the correction is {}. Use 1 (unbiased) or 0 (population).", correction));
 }
 
-/// x minus its mean over the reduced axes, in f32 or better: a large mean leaves nothing of a difference in half types.
+/// x minus its mean over the reduced axes, in f32 or better: with a large mean, half types would lose the difference.
 Tensor centred(const Tensor& given, const ReduceLayout& layout) {
     const Axes reduced(std::vector<std::int64_t>(layout.order.end() - layout.count, layout.order.end()));
     const Tensor x = to(given, promote(given.dtype(), DType::f32));
@@ -226,7 +226,7 @@ Tensor stddev(const Tensor& given, const Axes& axes, double correction, bool kee
     return record("stddev", y, {operand}, {operand, y},
                   [layout, correction](const Saved& saved, const Tensor& dy, Gradients& dx) {
                       const Tensor x = saved[0], y = saved[1];
-                      // d y / d x = (x - mean) / ((n - correction) y), and 0 where all elements are the same
+                      // d y / d x = (x - mean) / ((n - correction) y), and 0 where all elements are equal
                       const double factor = 1.0 / (static_cast<double>(layout.merged) - correction);
                       dx.add(0, root_gradient(centred(x, layout), stretched(y, layout, x.shape()),
                                               stretched(dy * factor, layout, x.shape())));
@@ -254,7 +254,7 @@ Tensor norm(const Tensor& given, double p, const Axes& axes, bool keep_axes) {
     detail::require_defined("norm", given, "the operand");
     const Tensor x = detail::autocast_wide(given);
     const bool is_infinite = p == std::numeric_limits<double>::infinity();
-    if (p == 1.0 || (is_infinite && x.count() == 0))  // nothing has no largest element, but norm 0
+    if (p == 1.0 || (is_infinite && x.count() == 0))  // an empty tensor has no largest element, but norm 0
         return sum(abs(detail::as_floating(x)), axes, keep_axes);
     if (p == 2.0) return euclidean_norm(x, axes, keep_axes);
     if (is_infinite) return max(abs(detail::as_floating(x)), axes, keep_axes);

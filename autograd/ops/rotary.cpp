@@ -40,7 +40,7 @@ std::pair<Tensor, Tensor> rotary_tables(std::int64_t positions, std::int64_t hea
 
 namespace {
 
-/// Turning back is the inverse and, as a rotation keeps lengths, also the gradient of turning.
+/// The inverse rotation is also the gradient of the rotation, which preserves lengths.
 Tensor turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
     const OpScope scope("rotary");
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});

@@ -107,7 +107,7 @@ Tensor spread(const Tensor& dy, const Shape& shape, std::int64_t axis, std::int6
 
 Tensor reciprocal_root_mean_square(const Tensor& x, const std::vector<std::int64_t>& axes, double epsilon) {
     if (x.count() == 0) return rsqrt(mean(square(x), axes, true) + epsilon);
-    // Divided by a number of the size of the largest, where that is needed, which is a constant for the gradient.
+    // Divided by a number of the magnitude of the largest element, if necessary; the gradient treats it as a constant.
     const Tensor largest = maximum(max(abs(x.detach()), axes, true), std::sqrt(epsilon));
     const Tensor scale =
         where(largest == 0, 1, where(largest > 1e-15, where(largest < 1e15, 1, largest), largest));

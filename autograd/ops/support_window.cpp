@@ -8,7 +8,7 @@
 namespace potluck::detail {
 namespace {
 
-// Keeps every product of two numbers below within 63 bits.
+// Keeps every product of two of the numbers below within 63 bits.
 constexpr std::int64_t largest_number = std::numeric_limits<std::int32_t>::max();
 
 void require_between(std::string_view op, const WindowAxis& axis, std::string_view what, std::int64_t value,
@@ -27,8 +27,8 @@ std::int64_t windows_along(std::string_view op, const Shape& x, const WindowAxis
     require_between(op, axis, "dilation", axis.dilation, 1);
     require_between(op, axis, "size", axis.size, 0);
     const std::int64_t reach = axis.dilation * (axis.kernel - 1) + 1;
-    const std::int64_t room = axis.size + 2 * axis.padding - reach;  // what a window can be moved by
-    // In ceil mode the last window may reach beyond x, but not begin beyond it or in its right padding.
+    const std::int64_t room = axis.size + 2 * axis.padding - reach;  // the distance that a window can move
+    // In ceil mode the last window may extend beyond x, but not begin beyond it or in its right padding.
     std::int64_t windows = 0;
     if (room >= 0 || (axis.ceil_mode && room > -axis.stride)) {
         windows = room >= 0 ? room / axis.stride + 1 : 1;

@@ -11,24 +11,24 @@
 
 namespace potluck::detail {
 
-/// One axis of x as windows see it.
+/// One axis of x with its window options.
 struct WindowAxis {
     std::string_view name;  // "height"
     std::int64_t size, kernel, stride, padding, dilation;
     bool ceil_mode = false;
 };
 
-/// How many windows there are. Throws Error when an option is out of range or no window fits.
+/// The number of windows. Throws Error when an option is out of range or no window fits.
 std::int64_t windows_along(std::string_view op, const Shape& x, const WindowAxis& axis);
-/// Throws Error when one of `windows` windows holds no element of x.
+/// Throws Error when one of `windows` windows contains no element of x.
 void require_elements(std::string_view op, const Shape& x, const WindowAxis& axis, std::int64_t windows);
 
-/// Throws Error unless x has just these axes: 3, or 4 with a height and a width.
+/// Throws Error unless x has exactly these axes: 3, or 4 with height and width.
 void require_image(std::string_view op, const Tensor& x, std::int64_t ndim);
 
-/// A number of height and width for the kernels.
+/// Height and width as the kernels take them.
 inline std::array<std::int64_t, 2> as_pair(HeightWidth x) { return {x.height, x.width}; }
-/// The same for one axis, a width: the height of x is then 1, and `of_height` stands for it.
+/// The same for one axis, the width: x then has height 1, and `of_height` is used for that axis.
 inline std::array<std::int64_t, 2> as_pair(std::int64_t of_height, std::int64_t width) {
     return {of_height, width};
 }

@@ -13,7 +13,7 @@ namespace potluck {
 
 namespace {
 
-/// Replaces the -1 in a wanted shape and checks the count.
+/// Infers the -1 in a requested shape and checks the element count.
 Shape completed(const char* name, const Tensor& x, const Shape& wanted) {
     detail::require_defined(name, x, "the operand");
     Shape shape = wanted;
@@ -56,7 +56,7 @@ Tensor strided(const char* name, const Tensor& x, std::int64_t axis, std::int64_
     return record(name, detail::strided_alias(x, axis, start, length, step), {x}, {},
                   [=, shape = x.shape()](const Saved&, const Tensor& dy, Gradients& dx) {
                       if (is_grad_enabled()) return dx.add(0, detail::spread(dy, shape, axis, start, step));
-                      // Straight into the part of the gradient that belongs to the entries.
+                      // Adds directly to the part of the gradient that belongs to these entries.
                       Tensor part = detail::strided_alias(dx.buffer(0), axis, start, length, step);
                       detail::add_into(dy, part);
                   });
@@ -105,8 +105,9 @@ Tensor permute(const Tensor& x, const std::vector<std::int64_t>& axes) {
         inverse[place(axis)] = static_cast<std::int64_t>(i);
     }
     if (!valid)
-        throw Error("permute", fmt::format("({}) is no order of the axes of {}. Name every axis once.",
-                                           fmt::join(axes, ", "), pretty(x.shape())));
+        throw Error("permute",
+                    fmt::format("({}) is not a permutation of the axes of {}. Name every axis once.",
+                                fmt::join(axes, ", "), pretty(x.shape())));
     return record(
         "permute", detail::permuted_alias(x, order), {x}, {},
         [inverse](const Saved&, const Tensor& dy, Gradients& dx) { dx.add(0, permute(dy, inverse)); });
@@ -224,7 +225,7 @@ Tensor slice(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_
     start = cut(start);
     end = cut(end);
     const std::int64_t length = end > start ? (end - start - 1) / step + 1 : 0;
-    // One entry has no neighbour to step to, and a huge step would not fit into a stride.
+    // With a single entry the step does not matter, and a huge step could overflow the stride.
     return strided("slice", x, axis, start, length, length > 1 ? step : 1);
 }
 

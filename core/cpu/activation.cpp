@@ -1,7 +1,7 @@
 // The activation functions and, beside each, its derivative times dy.
 //
-// Arguments far out on the flat side are cut before they are multiplied with a probability that is 0 there,
-// so that infinity does not become NaN. A NaN fails every comparison and passes.
+// Arguments far out in the flat region are clamped before they are multiplied by a probability that is 0 there, so that
+// infinity does not become NaN. A NaN fails every comparison and is passed on.
 
 #include <cmath>
 
@@ -40,7 +40,7 @@ constexpr double reciprocal_root_of_two_pi = 0.398942280401432677939946059934;
 
 float gelu(float x) {
     const float tail =
-        normal_tail(x).tail;  // keeps its relative precision on the negative side, as 1 + erf would not
+        normal_tail(x).tail;  // unlike 1 + erf, keeps its relative precision on the negative side
     return not_below(x, -20.0F) * (x < 0.0F ? tail : 1.0F - tail);
 }
 double gelu(double x) { return not_below(x, -50.0) * 0.5 * std::erfc(-x * std::sqrt(0.5)); }

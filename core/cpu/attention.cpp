@@ -8,16 +8,15 @@
 #include "core/cpu/vector_math.h"
 #include "core/kernel_specs.h"
 
-// Attention in tiles of 64 queries x 64 keys (Dao et al., "FlashAttention", 2022): the scores of a tile live
-// in the cache and are never stored. Forward keeps the largest score and the sum of exponentials of each
-// query and corrects what it has summed when a larger score comes; it leaves their logarithm behind, and
-// backward computes the weights of any tile anew from it.
+// Attention in tiles of 64 queries x 64 keys (Dao et al., "FlashAttention", 2022): the scores of a tile stay in the
+// cache and are never written to memory. Forward keeps a running maximum and sum of exponentials for each query, and
+// rescales its sums when a larger score appears; it saves their logarithm (logsumexp), from which backward recomputes
+// the weights of any tile.
 
 namespace potluck::cpu {
 namespace {
 
-/// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives
-/// weights of 0.
+/// The value to subtract from scores before exp: 0 where no key is visible, so that exp(-inf) gives weights of 0.
 template <class T>
 T shift_of(T largest_or_logsumexp) {
     return largest_or_logsumexp == -infinity<T> ? T{0} : largest_or_logsumexp;
@@ -26,7 +25,7 @@ T shift_of(T largest_or_logsumexp) {
 template <class T>
 T largest_in_tile_row(const T* scores, std::int64_t width) {
     const T largest = fold_row(scores, width, [](auto a, auto b) { return a > b ? a : b; });
-    // NaN is no larger than anything: it shows up in the sum of exponentials.
+    // NaN fails every comparison: it shows up in the sum of exponentials.
     return largest == largest ? largest : -infinity<T>;
 }
 
@@ -37,7 +36,7 @@ T sum_of_tile_row(const T* weights, std::int64_t width) {
 
 // ---- forward ----
 
-/// The queries of one tile on their way through the keys.
+/// The running state of one tile of queries while it goes through the keys.
 template <class T>
 struct ForwardState {
     QueryTile tile;
@@ -47,7 +46,7 @@ struct ForwardState {
     T* total;    // (rows), the sum of exponentials so far
 };
 
-/// Takes the keys of one tile into account.
+/// Processes the keys of one tile.
 template <class T>
 void attend(const AttentionTiles<T>& tiles, const ForwardState<T>& state, KeyTile keys, const T* k_transposed,
             FactorTile<T>& v, T* scores, T* dropout) {
@@ -72,7 +71,7 @@ void attend(const AttentionTiles<T>& tiles, const ForwardState<T>& state, KeyTil
                   tiles.value_width);
 }
 
-/// One kv head and a few tiles of queries of the heads that it serves.
+/// Processes one kv head and a few tiles of queries of the heads that share it.
 template <class T>
 void attention_forward(const AttentionTiles<T>& tiles, const Tensor& q, const Tensor& k, const Tensor& v,
                        std::int64_t batch, std::int64_t kv_head, std::int64_t first_tile,
@@ -131,11 +130,11 @@ void attention_forward(const AttentionTiles<T>& tiles, const Tensor& q, const Te
 
 // ---- backward ----
 
-/// Which gradients a task computes, and of which keys and queries of one kv head.
+/// Which gradients a task computes, and for which keys and queries of one kv head.
 struct BackwardTask {
     std::int64_t batch, kv_head;
     std::int64_t first_tile, last_tile;  // of queries
-    std::int64_t first_key, last_key;    // a multiple of tile_keys; all keys when dq is wanted
+    std::int64_t first_key, last_key;    // first_key is a multiple of tile_keys; all keys when dq is wanted
     bool wants_dq, wants_dkv;
 };
 
@@ -144,7 +143,7 @@ struct BackwardTensors {
     Tensor &dq, &dk, &dv, &dmask;
 };
 
-/// The keys of a task: read once, used by every tile of queries.
+/// The keys of a task: loaded once, used by every tile of queries.
 template <class T>
 struct BackwardKeys {
     BackwardKeys(const AttentionTiles<T>& tiles, const BackwardTask& task, const BackwardTensors& tensors)
@@ -176,7 +175,7 @@ struct BackwardKeys {
     TileBuffer<T> dk, dv;  // (keys, width)
 };
 
-/// The queries of one tile in backward.
+/// The state of one tile of queries in backward.
 template <class T>
 struct BackwardQueries {
     explicit BackwardQueries(const AttentionTiles<T>& tiles)
@@ -217,7 +216,7 @@ struct BackwardQueries {
     std::vector<T> dot;    // dy . y = sum over keys of weight * gradient of the weight
 };
 
-/// Room for what a tile of scores goes through.
+/// Buffers for the intermediate results of a tile of scores.
 template <class T>
 struct BackwardScratch {
     explicit BackwardScratch(bool has_dropout)
@@ -244,7 +243,7 @@ void score_gradients(const AttentionTiles<T>& tiles, const BackwardQueries<T>& q
         T* gradients = all_gradients + i * tile_keys;
         const T shift = queries.shift[static_cast<std::size_t>(i)];
         const T dot = queries.dot[static_cast<std::size_t>(i)];
-        // What takes no part is 0 whatever stands in its key, its value, or in the statistics of the query.
+        // A hidden weight is 0 whatever its key, its value, or the statistics of the query contain.
         if (tiles.has_dropout()) {
             const T* factors = scratch.dropout.data() + i * tile_keys;
             for (std::int64_t j = 0; j < width; ++j) {
@@ -309,9 +308,9 @@ void attention_backward_task(const AttentionTiles<T>& tiles, const BackwardTask&
                count);
 }
 
-/// With many kv heads each is one task. With few there would be too little to share out: then dq goes over
-/// pieces of the queries, dk and dv over pieces of the keys, at the price of computing the weights twice. The
-/// choice hangs on the shapes alone, so the result does not depend on the number of threads.
+/// With many kv heads each is one task. With few there would be too few tasks: then dq is split into pieces of the
+/// queries, and dk and dv into pieces of the keys, at the cost of computing the weights twice. The choice depends only
+/// on the shapes, so the result does not depend on the number of threads.
 std::vector<BackwardTask> backward_tasks(const AttentionSizes& sizes) {
     constexpr std::int64_t enough = 8;
     constexpr std::int64_t piece = 8;  // tiles
@@ -338,7 +337,7 @@ std::vector<BackwardTask> backward_tasks(const AttentionSizes& sizes) {
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask_or_none,
                const AttentionSpec& options, Tensor& y, Tensor& logsumexp) {
     const AttentionSizes sizes(q, k, v);
-    constexpr std::int64_t piece = 4;  // tiles of queries that share the reading of the keys
+    constexpr std::int64_t piece = 4;  // tiles of queries that share the loaded keys
     const std::int64_t pieces = (sizes.query_tiles() + piece - 1) / piece;
     visit_floating_compute(q.dtype(), [&](auto zero) {
         using T = decltype(zero);

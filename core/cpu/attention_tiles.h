@@ -1,7 +1,7 @@
 #pragma once
 
-// What attention does to one tile: sizes and places, reading and writing tiles of any strides and dtype, and
-// the scores of a tile with everything that shapes them (scale, causality, mask, dropout).
+// Attention on one tile: sizes and positions, reading and writing tiles of any strides and dtype, and the scores of a
+// tile with all that affects them (scale, causality, mask, dropout).
 
 #include <algorithm>
 #include <cstddef>
@@ -33,10 +33,10 @@ struct AttentionSizes {
           group(kv_heads == 0 ? 0 : heads / kv_heads) {}
 
     std::int64_t batch, heads, kv_heads, queries, keys, head_size, value_size;
-    std::int64_t group;  // heads that one kv head serves
+    std::int64_t group;  // number of heads that share one kv head
 
     std::int64_t tiles_per_head() const { return (queries + tile_queries - 1) / tile_queries; }
-    /// Tiles of queries that one kv head serves, head by head.
+    /// Number of tiles of queries that share one kv head, head by head.
     std::int64_t query_tiles() const { return group * tiles_per_head(); }
 };
 
@@ -48,7 +48,7 @@ struct KeyTile {
     std::int64_t first, count;
 };
 
-/// Memory for tiles, aligned for vectors; zeros when it is to collect sums.
+/// Memory for tiles, aligned for vectors; initialised to zero when it will accumulate sums.
 template <class T>
 class TileBuffer {
 public:
@@ -68,11 +68,11 @@ private:
     std::unique_ptr<T[], Free> data_;
 };
 
-/// Rows of a tile, where they lie.
+/// The rows of a tile in memory.
 template <class T>
 struct TileView {
     const T* data;
-    std::int64_t width;  // distance of the rows
+    std::int64_t width;  // distance between rows
 };
 
 inline const std::byte* row_address(const Tensor& x, std::int64_t batch, std::int64_t head,
@@ -82,7 +82,7 @@ inline const std::byte* row_address(const Tensor& x, std::int64_t batch, std::in
            (batch * strides[0] + head * strides[1] + row * strides[2]) * size_of(x.dtype());
 }
 
-/// Rows [first, first + count) of x[batch, head] as a tile of `width`; what is beyond the columns of x is 0.
+/// Rows [first, first + count) of x[batch, head] as a tile of `width`; padded with 0 beyond the columns of x.
 template <class T>
 void load_tile(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first, std::int64_t count,
                T* to, std::int64_t width) {
@@ -101,7 +101,7 @@ void load_tile(const Tensor& x, std::int64_t batch, std::int64_t head, std::int6
     }
 }
 
-/// The same, in place where x already lies as a tile should.
+/// The same, but without a copy where x already has the layout of a tile.
 template <class T>
 TileView<T> view_or_load(const Tensor& x, std::int64_t batch, std::int64_t head, std::int64_t first,
                          std::int64_t count, T* buffer, std::int64_t width) {
@@ -132,7 +132,7 @@ void scale_tile(T* tile, std::int64_t count, T factor) {
     for (std::int64_t i = 0; i < count; ++i) tile[i] *= factor;
 }
 
-/// Four rows of four elements become four columns.
+/// Transposes a block of 4 x 4 elements.
 template <class T>
 void transpose_4x4(const T* from, std::int64_t from_width, T* to, std::int64_t to_width) {
     typedef T Four __attribute__((vector_size(4 * sizeof(T)), aligned(alignof(T)), may_alias));
@@ -150,7 +150,7 @@ void transpose_4x4(const T* from, std::int64_t from_width, T* to, std::int64_t t
     *reinterpret_cast<Four*>(to + 3 * to_width) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/// to (columns, tile_keys) = the transposed tile; the rows that are missing for whole vectors are 0.
+/// to (columns, tile_keys) = the transposed tile; rows missing to whole vectors are 0.
 template <class T>
 void transpose_tile(TileView<T> from, std::int64_t rows, std::int64_t columns, T* to) {
     const std::int64_t even_rows = rows / 4 * 4;
@@ -165,9 +165,9 @@ void transpose_tile(TileView<T> from, std::int64_t rows, std::int64_t columns, T
     }
 }
 
-/// The right factor of a product whose left factor, a tile of weights or gradients of scores, is 0 for what takes no part:
-/// keys that are not seen, and weights that dropout drops. Such an entry adds nothing, also where the row that it meets
-/// holds infinity or NaN, whose product with 0 would be NaN.
+/// The right factor of a product whose left factor, a tile of weights or score gradients, is 0 at hidden entries: at
+/// keys that are not visible and at weights that dropout drops. Such an entry adds nothing even where the row of the
+/// right factor contains infinity or NaN, whose product with 0 would be NaN.
 template <class T>
 class FactorTile {
 public:
@@ -175,7 +175,7 @@ public:
     FactorTile(TileView<T> rows, std::int64_t count, std::int64_t columns)
         : rows_(rows), count_(count), columns_(columns) {}
 
-    /// sums (rows, columns) += left (rows, count) times this tile. `has_zeros`: left may have entries that take no part.
+    /// sums (rows, columns) += left (rows, count) times this tile. `has_zeros`: left may have hidden entries.
     void add_product(std::int64_t rows, LeftTile<T> left, bool has_zeros, T* sums, std::int64_t sums_width) {
         if (has_zeros && !was_searched_) search();
         const bool with_care = has_zeros && !bad_rows_.empty();
@@ -185,20 +185,20 @@ public:
     }
 
 private:
-    void search();  // for rows that are not finite, once
+    void search();  // looks for rows that are not finite, once
     void add_bad_rows(std::int64_t rows, LeftTile<T> left, T* sums, std::int64_t sums_width) const;
 
     TileView<T> rows_{};
     std::int64_t count_ = 0, columns_ = 0;
     bool was_searched_ = false;
     std::vector<std::int64_t> bad_rows_;
-    TileBuffer<T> finite_rows_;  // with zeros for the bad rows, when there are any
+    TileBuffer<T> finite_rows_;  // a copy with zeros in the bad rows, if there are any
 };
 
 extern template class FactorTile<float>;
 extern template class FactorTile<double>;
 
-/// The scores of tiles. Tiles of scores are (tile_queries, tile_keys).
+/// Computes the scores of tiles, which are (tile_queries, tile_keys).
 template <class T>
 class AttentionTiles {
 public:
@@ -210,36 +210,36 @@ public:
 
     bool has_dropout() const { return options_.dropout > 0; }
 
-    /// Tile `index` of those that a kv head serves.
+    /// Tile `index` of the tiles that share a kv head.
     QueryTile query_tile(std::int64_t batch, std::int64_t kv_head, std::int64_t index) const {
         const std::int64_t first = index % sizes.tiles_per_head() * tile_queries;
         return {batch, kv_head * sizes.group + index / sizes.tiles_per_head(), first,
                 std::min(tile_queries, sizes.queries - first)};
     }
     KeyTile key_tile(std::int64_t first) const { return {first, std::min(tile_keys, sizes.keys - first)}; }
-    /// Position of a query in tensors of (batch, heads, queries).
+    /// Row-major position of a query in tensors of (batch, heads, queries).
     std::int64_t row_index(const QueryTile& tile, std::int64_t row) const {
         return (tile.batch * sizes.heads + tile.head) * sizes.queries + tile.first + row;
     }
-    /// How many of the keys a query sees under causality alone.
+    /// How many of the keys are visible to a query under causality alone.
     std::int64_t seen(const QueryTile& tile, std::int64_t row, const KeyTile& keys) const {
         if (!options_.causal) return keys.count;
-        const std::int64_t last_key = tile.first + row + sizes.keys - sizes.queries;  // bottom-right
+        const std::int64_t last_key = tile.first + row + sizes.keys - sizes.queries;  // aligned bottom-right
         return std::clamp(last_key + 1 - keys.first, std::int64_t{0}, keys.count);
     }
     bool sees_any(const QueryTile& tile, const KeyTile& keys) const {
         return seen(tile, tile.count - 1, keys) > 0;
     }
-    /// Whether some key of the tile may take no part for some query.
+    /// Whether some key of the tile may be hidden from some query.
     bool hides_any(const QueryTile& tile, const KeyTile& keys) const {
         return mask_.defined() || has_dropout() || seen(tile, 0, keys) < keys.count;
     }
 
-    /// q (rows, head_width) scaled, k_transposed (head_size, tile_keys). Keys that are not seen get -inf, and
-    /// so do columns beyond keys.count.
+    /// q (rows, head_width) scaled, k_transposed (head_size, tile_keys). Keys that are not visible get -inf, and so do
+    /// columns beyond keys.count.
     void scores(const QueryTile& tile, const KeyTile& keys, const T* q, const T* k_transposed,
                 T* scores) const;
-    /// What dropout multiplies each weight with: 0 or 1 / (1 - p).
+    /// The dropout factor of each weight: 0 or 1 / (1 - p).
     void dropout_factors(const QueryTile& tile, const KeyTile& keys, T* factors) const;
     void store_dmask(const QueryTile& tile, const KeyTile& keys, const T* gradients, Tensor& dmask) const;
 
@@ -248,7 +248,7 @@ private:
                     T* scores) const;
 
     AttentionSpec options_;
-    ElementNumbers numbers_;  // of weights, for dropout
+    ElementNumbers numbers_;  // of the weights, for dropout
     Tensor mask_;
 };
 

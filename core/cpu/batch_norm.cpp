@@ -4,8 +4,8 @@
 
 #include "core/cpu/rows.h"
 
-// Batch norm. Statistics and gradients are sums over a channel: each thread takes whole channels, and gathers one into
-// a dense row first, so that the sums are those of norm.cpp, and do not depend on the number of threads.
+// Batch norm. Statistics and gradients are sums over a channel: each thread processes whole channels and gathers each
+// into a dense row first, so that the sums are those of norm.cpp and do not depend on the number of threads.
 
 namespace potluck::cpu {
 namespace {
@@ -16,7 +16,7 @@ Tensor by_channel(const Tensor& x) {
                    x.offset());
 }
 
-/// Gathers channels, one after the other, as dense rows of batch * positions elements.
+/// Gathers consecutive channels as dense rows of batch * positions elements.
 template <class T>
 class ChannelReader {
 public:
@@ -37,7 +37,7 @@ private:
     std::vector<T> row_;
 };
 
-/// value(i) for each element i of a channel.
+/// Computes value(i) for each element i of a channel.
 template <class T, class Value>
 void write_channel(BlockWriter<T>& writer, std::int64_t channel, std::int64_t n, const Value& value) {
     for (std::int64_t first = 0; first < n; first += block_size) {
@@ -87,7 +87,7 @@ void batch_norm(const Tensor& x, const Tensor& weight_or_none, const Tensor& bia
         const std::vector<T> reciprocal = read_vector<T>(rstd);
         BlockMap<T, T>::run_at(y, x, [&](std::int64_t first, T* to, const T* from, std::int64_t n) {
             std::int64_t channel = first / positions % channels;
-            std::int64_t run = positions - first % positions;  // elements left of this channel
+            std::int64_t run = positions - first % positions;  // remaining elements of this channel
             for (std::int64_t done = 0; done < n; run = positions) {
                 const auto c = static_cast<std::size_t>(channel);
                 const Normalised<T> normalised(center[c], reciprocal[c]);

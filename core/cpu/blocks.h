@@ -1,12 +1,12 @@
 #pragma once
 
-// How a kernel reads and writes operands of any strides and any dtype, without a version for each of them.
+// Lets a kernel read and write operands of any strides and dtype, without a version for each of them.
 //
 // A kernel that works element by element (or along rows) is written for three compute types only:
 //     double for f64,  float for f32 f16 bf16,  int64 for i64 i32 u8 bool.
-// It sees its operands as blocks: short stretches of elements in row-major order, at most `block_size` long. A block
-// that already lies in memory as the kernel wants it is handed out in place; any other is gathered and converted into a
-// small buffer that stays in the first-level cache. Results go the same way back.
+// It sees its operands as blocks: at most `block_size` consecutive elements in row-major order. A block that already
+// has the right type and layout in memory is passed without a copy; any other block is gathered and converted into a
+// small buffer that stays in the L1 cache. Results are written back in the same way.
 //
 // An element-wise kernel is one call:
 //
@@ -17,12 +17,13 @@
 //         });
 //     });
 //
-// The types of BlockMap are those of the output and of each input as the body sees them: BlockMap<bool, T, T> for a
-// comparison, BlockMap<T, bool, T, T> for where. The body must allow y to be the memory of an input (same place).
+// The template arguments of BlockMap are the types of the output and of each input as the body sees them:
+// BlockMap<bool, T, T> for a comparison, BlockMap<T, bool, T, T> for where. The body must allow y to be the memory of
+// an input (same address).
 //
-// A reduction reads rows: elements [row * n, row * n + n) in row-major order, whatever the strides:
+// A reduction reads rows: elements [row * n, row * n + n) in row-major order, for any strides:
 //
-//     BlockReader<T> reader(x);                                  // one a thread: it owns the buffer
+//     BlockReader<T> reader(x);                                  // one per thread: it owns the buffer
 //     for (std::int64_t i = 0; i < n; i += block_size) {
 //         const std::int64_t length = std::min(block_size, n - i);
 //         const T* values = reader.read(row * n + i, length);    // valid until the next read
@@ -45,7 +46,7 @@
 namespace potluck::cpu {
 
 inline constexpr std::int64_t block_size = 1024;
-/// What one thread takes at a time in BlockMap.
+/// The number of elements that one thread processes at a time in BlockMap.
 inline constexpr std::int64_t piece_size = 16 * block_size;
 
 /// Calls `function(T{})` with the compute type of a dtype: double, float or int64.
@@ -56,28 +57,29 @@ decltype(auto) visit_compute(DType dtype, Function&& function) {
     return function(std::int64_t{});
 }
 
-/// The same for kernels that have no integer version (the ops above them let floating tensors through only).
+/// The same for kernels without an integer version (their ops accept floating tensors only).
 template <class Function>
 decltype(auto) visit_floating_compute(DType dtype, Function&& function) {
     if (dtype == DType::f64) return function(double{});
     return function(float{});
 }
 
-/// A place in one operand that moves through its elements in row-major order.
+/// A position in one operand that moves through its elements in row-major order.
 class Cursor {
 public:
     Cursor(const Shape& sizes, const Strides& strides);
 
     std::int64_t count() const { return count_; }
-    /// Whether elements [first, first + n) lie one beside the other.
+    /// Whether elements [first, first + n) are adjacent in memory.
     bool is_dense(std::int64_t first, std::int64_t n) const {
         return n <= 1 || (inner_stride_ == 1 && first % inner_size_ + n <= inner_size_);
     }
-    /// Whether every element is the same one (all strides 0).
+    /// Whether all strides are 0, so that every element is the same one.
     bool is_constant() const { return constant_; }
-    /// Distance of element `index` from the first, in elements.
+    /// The memory offset of element `index` from the first, in elements.
     std::int64_t offset_of(std::int64_t index) const;
-    /// Calls run(offset, stride, length) for the straight runs that make up elements [first, first + n), in order.
+    /// Calls run(offset, stride, length), in order, for the runs of constant stride that make up elements [first, first
+    /// + n).
     template <class Run>
     void for_each_run(std::int64_t first, std::int64_t n, Run&& run) {
         if (first != next_) seek(first);
@@ -95,7 +97,7 @@ private:
     void seek(std::int64_t index);
     void next_row();
 
-    Shape outer_sizes_;  // all axes but the innermost
+    Shape outer_sizes_;  // of all axes but the innermost
     Strides outer_strides_;
     std::vector<std::int64_t> position_;  // along the outer axes
     std::int64_t inner_size_ = 1;
@@ -107,13 +109,13 @@ private:
     bool constant_ = true;
 };
 
-/// Reads a tensor of any strides and dtype as blocks of T (double, float, int64 or bool).
-/// The object holds a buffer of block_size elements: one lives on the stack of each thread.
+/// Reads a tensor of any strides and dtype as blocks of T (double, float, int64 or bool). The object contains a buffer
+/// of block_size elements, on the stack of its thread.
 template <class T>
 class BlockReader {
 public:
     explicit BlockReader(const Tensor& x) : BlockReader(x, one_operand(x), 0) {}
-    /// Operand `operand` of a common walk: see merge_axes().
+    /// Reads operand number `operand` of several that are traversed together: see merge_axes().
     BlockReader(const Tensor& x, const MergedAxes& axes, std::size_t operand)
         : base_(static_cast<const std::byte*>(x.raw_data())),
           dtype_(x.dtype()),
@@ -149,11 +151,11 @@ private:
     DType dtype_;
     std::int64_t element_;
     Cursor cursor_;
-    std::int64_t filled_ = 0;  // how much of the buffer holds the value of a constant operand
+    std::int64_t filled_ = 0;  // how much of the buffer is filled with the value of a constant operand
     alignas(64) std::array<T, block_size> buffer_;
 };
 
-/// Writes a tensor of any strides and dtype as blocks of T, one after the other:
+/// Writes a tensor of any strides and dtype as consecutive blocks of T:
 /// `T* to = writer.begin(first, n); ...; writer.end();`
 template <class T>
 class BlockWriter {
@@ -165,7 +167,7 @@ public:
           element_(size_of(y.dtype())),
           cursor_(axes.sizes, axes.strides[operand]) {}
 
-    /// Where to put elements [first, first + n), n <= block_size. The content is undefined.
+    /// Returns where to write elements [first, first + n), n <= block_size. The content is undefined.
     T* begin(std::int64_t first, std::int64_t n) {
         first_ = first;
         if (dtype_ == dtype_of<T>() && cursor_.is_dense(first, n)) {
@@ -175,7 +177,7 @@ public:
         buffered_ = n;
         return buffer_.data();
     }
-    /// What was written since begin() is in the tensor.
+    /// Stores what was written since begin() in the tensor.
     void end() {
         if (buffered_ == 0) return;
         const T* from = buffer_.data();
@@ -213,7 +215,7 @@ struct BlockMap {
         run_at(y, x..., [&](std::int64_t, auto... arguments) { body(arguments...); });
     }
 
-    /// The same; body also gets the row-major position of the block's first element: body(first, y, x..., n).
+    /// The same; body also receives the row-major position of the block's first element: body(first, y, x..., n).
     template <class Body>
     static void run_at(Tensor& y, const TensorFor<In>&... x, Body&& body) {
         const std::array<const Tensor*, 1 + sizeof...(In)> operands{&y, &x...};

@@ -16,8 +16,8 @@ namespace {
 template <class T>
 constexpr bool is_half = std::same_as<T, float16> || std::same_as<T, bfloat16>;
 
-/// Rounded to float towards the neighbour with an odd last bit when inexact. Rounding that once more to a narrower
-/// type gives what rounding `value` in one step would give.
+/// Rounds to float; an inexact result is rounded to the neighbour whose last bit is odd. Rounding that once more to a
+/// narrower type gives the same result as rounding `value` directly.
 /// Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to Odd", 2008.
 float to_float_odd(double value) {
     const auto nearest = static_cast<float>(value);
@@ -27,7 +27,7 @@ float to_float_odd(double value) {
     return std::bit_cast<float>(std::fabs(back) > std::fabs(value) ? bits - 1 : bits + 1);
 }
 
-/// The same for integers of more than the 53 bits of a double: the bits below are gathered into the last one kept.
+/// The same for integers with more than the 53 bits of a double: the lost bits are OR-ed into the last one kept.
 double to_double_odd(std::int64_t value) {
     auto magnitude = static_cast<std::uint64_t>(value);
     if (value < 0) magnitude = 0 - magnitude;
@@ -39,7 +39,7 @@ double to_double_odd(std::int64_t value) {
 
 template <class To, class From>
 To to_integer(From value) {
-    // The limits of i64 and i32 are no floats: compare with the power of two above.
+    // The upper limits of i64 and i32 are not representable as floats: compare with the power of two above.
     constexpr auto low = static_cast<From>(std::numeric_limits<To>::min());
     constexpr From high = static_cast<From>(std::numeric_limits<To>::max() / 2 + 1) * From{2};
     if (!(value == value)) return 0;
@@ -67,15 +67,16 @@ To convert_one(From value) {
     }
 }
 
-/// The dense runs whose conversion the compiler does not vectorise by itself. Returns how many elements it did.
+/// Converts dense runs that the compiler does not vectorise by itself. Returns the number of elements converted.
 template <class From, class To>
 std::int64_t convert_dense_prefix(const From*, To*, std::int64_t) {
     return 0;
 }
 
 #ifdef __x86_64__
-// Asked for at run time: a build for any x86-64 has these instructions where the processor has them.
-bool has_f16c() { return __builtin_cpu_supports("f16c") != 0 && __builtin_cpu_supports("avx") != 0; }
+// Asked for at run time: a build for any x86-64 has these instructions where the processor has them, as every one with
+// AVX2 does.
+bool has_f16c() { return __builtin_cpu_supports("avx2") != 0; }
 
 [[gnu::target("avx,f16c")]] std::int64_t convert_by_f16c(const float16* from, float* to, std::int64_t n) {
     std::int64_t i = 0;

@@ -6,15 +6,15 @@
 
 namespace potluck::cpu {
 
-// Conversion of straight runs of elements between all dtypes. Strides count elements.
+// Conversion of runs of elements with constant stride between all dtypes. Strides count elements.
 //
-//   floating -> floating   rounds once, to nearest, ties to even (f64 -> f16 too: never by way of f32)
+//   floating -> floating   rounds once, to nearest, ties to even (f64 -> f16 too: never through f32)
 //   integer  -> floating   rounds once
-//   floating -> integer    cuts towards zero; NaN gives 0, too large gives the limit of the type
+//   floating -> integer    truncates towards zero; NaN gives 0, out of range gives the nearest limit of the type
 //   integer  -> integer    keeps the low bits, as C++ does
-//   anything -> bool       is not zero (NaN is not zero)
+//   anything -> bool       value != 0 (NaN gives true)
 
-/// n elements from `from` to `to`. The two must not overlap, unless they are the same place in the same dtype.
+/// Converts n elements. Source and target must not overlap, unless they have the same address and dtype.
 void convert(const void* from, DType from_dtype, std::int64_t from_stride, void* to, DType to_dtype,
              std::int64_t to_stride, std::int64_t n);
 

@@ -7,20 +7,20 @@
 #include "core/cpu/rows.h"
 #include "core/kernel_specs.h"
 
-// Convolutions as matrix products (Chellapilla, Puri, Simard, 2006). What one window of x holds, channel by channel and
-// row by row, is a column; all windows of all samples make a matrix, with one group of channels and
+// Convolutions as matrix products (Chellapilla, Puri, Simard, 2006). The elements of x in one window, channel by
+// channel and row by row, form a column; all windows of all samples form a matrix. For one group of channels it has
 //     depth  = channels / groups * kernel height * kernel width    rows,
 //     places = batch * height' * width'                            columns,
 // and then, for each group with its share of the filters,
 //     y = weight (filters, depth) . columns,  dweight = dy . columns^T,  dcolumns = weight^T . dy,
-// where dx adds up what dcolumns says of each of its elements. The matrix never exists as a whole: tiles of it are
-// gathered, multiplied and dropped. Their borders depend on the shapes alone, each is one product in one thread, and
-// what is summed over tiles is summed in order: the bits do not depend on the number of threads.
+// where dx sums the entries of dcolumns that belong to each of its elements. The matrix is never stored as a whole:
+// tiles of it are gathered, multiplied and discarded. Their borders depend only on the shapes, each is one product in
+// one thread, and sums over tiles are taken in order: the bits do not depend on the number of threads.
 
 namespace potluck::cpu {
 namespace {
 
-/// Contiguous and in the compute type: the tensor itself, or a copy.
+/// The tensor itself if it is contiguous and in the compute type, else such a copy.
 template <class T>
 Tensor dense(const Tensor& x) {
     if (!x.defined() || (x.is_contiguous() && x.dtype() == dtype_of<T>())) return x;
@@ -31,7 +31,7 @@ Tensor dense(const Tensor& x) {
 
 struct Geometry {
     std::int64_t batch, groups;
-    std::int64_t channels, filters;  // of one group
+    std::int64_t channels, filters;  // per group
     std::int64_t height, width, kernel_height, kernel_width, out_height, out_width;
     ConvolutionSpec options;
 
@@ -51,7 +51,7 @@ struct Geometry {
     std::int64_t kernel_size() const { return kernel_height * kernel_width; }
     std::int64_t depth() const { return channels * kernel_size(); }
     std::int64_t plane() const { return height * width; }
-    std::int64_t windows() const { return out_height * out_width; }  // of one sample
+    std::int64_t windows() const { return out_height * out_width; }  // per sample
     std::int64_t places() const { return batch * windows(); }
 };
 
@@ -60,7 +60,7 @@ struct Tile {
     std::int64_t row, rows, column, columns;
 };
 
-/// Calls run(sample, window, position, length) for the straight runs of windows of one sample in a tile: they begin at
+/// Calls run(sample, window, position, length) for the runs of windows of one sample in a tile: a run begins at
 /// `window` in the sample and at `position` in the tile.
 template <class Run>
 void for_each_sample(const Geometry& g, const Tile& tile, const Run& run) {
@@ -72,9 +72,9 @@ void for_each_sample(const Geometry& g, const Tile& tile, const Run& run) {
     }
 }
 
-/// Walks over a tile in runs along one row of outputs: run(in_tile, offset, before, inside, after) is told where the run
-/// begins in the tile, and that `before` of its elements lie left of x, `inside` elements of x at `offset`, one every
-/// stride, and `after` right of it.
+/// Traverses a tile in runs along one row of outputs. run(in_tile, offset, before, inside, after) gets the position of
+/// the run in the tile; `before` of its elements lie left of x, `inside` elements lie in x, starting at `offset` and
+/// one stride apart, and `after` elements lie right of it.
 template <class Run>
 void for_each_run(const Geometry& g, std::int64_t group, const Tile& tile, const Run& run) {
     const std::int64_t stride_y = g.options.stride[0], stride_x = g.options.stride[1];
@@ -83,7 +83,7 @@ void for_each_run(const Geometry& g, std::int64_t group, const Tile& tile, const
         const std::int64_t in_kernel = row % g.kernel_size();
         const std::int64_t y0 = in_kernel / g.kernel_width * g.options.dilation[0] - g.options.padding[0];
         const std::int64_t x0 = in_kernel % g.kernel_width * g.options.dilation[1] - g.options.padding[1];
-        // Windows [first_inside, last_inside) of a row find this element of the kernel inside x.
+        // For windows [first_inside, last_inside) of a row this kernel element lies inside x.
         const std::int64_t first_inside = std::min(g.out_width, x0 < 0 ? (-x0 + stride_x - 1) / stride_x : 0);
         const std::int64_t last_inside = std::clamp(
             x0 < g.width ? (g.width - x0 + stride_x - 1) / stride_x : 0, first_inside, g.out_width);
@@ -126,7 +126,7 @@ void gather(const Geometry& g, std::int64_t group, const Tile& tile, const T* x,
                  });
 }
 
-/// Adds a tile to the elements of x that it was gathered from.
+/// Adds a tile to the elements of x from which it was gathered.
 template <class T>
 void scatter(const Geometry& g, std::int64_t group, const Tile& tile, const T* columns, T* x) {
     const std::int64_t stride = g.options.stride[1];
@@ -154,23 +154,22 @@ Matrix<const T> as_const(const Matrix<T>& x) {
     return {x.data, x.rows, x.columns, x.row_stride, x.column_stride};
 }
 
-constexpr std::int64_t tile_elements =
-    1 << 17;  // of both factors or of the product: what fits into a second-level cache
+constexpr std::int64_t tile_elements = 1 << 17;  // of both factors or of the product: fits an L2 cache
 constexpr std::int64_t least_tile_columns = 128;
-constexpr std::int64_t wanted_tiles = 8;            // so that more threads find work,
-constexpr std::int64_t least_piece_work = 1 << 19;  // while a piece is still worth it
+constexpr std::int64_t wanted_tiles = 8;            // enough to occupy more threads,
+constexpr std::int64_t least_piece_work = 1 << 19;  // as long as a piece is worth its overhead
 
-/// Multiplications of a tile; to gather an element takes as long as some 16 of them.
+/// Multiplications of a tile; gathering one element takes about as long as 16 of them.
 std::int64_t work_of(const Geometry& g, std::int64_t rows, std::int64_t columns) {
     return rows * columns * (g.filters + 16);
 }
 
-/// How many tiles one thread does in a row.
+/// How many consecutive tiles one thread processes.
 std::int64_t tiles_per_piece(std::int64_t tile_work) {
     return std::max<std::int64_t>(1, least_piece_work / std::max<std::int64_t>(1, tile_work));
 }
 
-/// How many columns the tiles of one group have. They are equal, so that the last is no sliver.
+/// How many columns the tiles of one group have. They are nearly equal, so that the last one is not tiny.
 std::int64_t columns_per_tile(const Geometry& g) {
     const std::int64_t depth = g.depth(), places = g.places();
     const std::int64_t most =
@@ -218,8 +217,8 @@ void forward(const Geometry& g, const T* x, const T* weight, const std::vector<T
         });
 }
 
-/// dx (dense, zeros) from dcolumns = weight^T . dy. Windows overlap, so one thread takes whole samples: as many as make
-/// a product worth while.
+/// dx (dense, zeros) from dcolumns = weight^T . dy. Windows overlap, so one thread processes whole samples: enough of
+/// them to make a product worthwhile.
 template <class T>
 void input_gradient(const Geometry& g, const T* weight, const T* dy, T* dx) {
     const std::int64_t depth = g.depth();
@@ -251,7 +250,7 @@ void input_gradient(const Geometry& g, const T* weight, const T* dy, T* dx) {
 }
 
 /// dweight (dense, zeros) = dy . columns^T. One thread takes some rows of the matrix of columns (some inputs of the
-/// filters) and walks over all places, in order.
+/// filters) and goes through all places in order.
 template <class T>
 void weight_gradient(const Geometry& g, const T* x, const T* dy, T* dweight) {
     constexpr std::int64_t least_rows = 16;
@@ -285,7 +284,7 @@ void weight_gradient(const Geometry& g, const T* x, const T* dy, T* dweight) {
         });
 }
 
-/// dbias[f] = the sum of dy over all samples and places, in f64.
+/// dbias[f] = the sum of dy over all samples and output positions, in f64.
 template <class T>
 void bias_gradient(const T* dy, const Shape& shape, Tensor& dbias) {
     const std::int64_t filters = shape[1], windows = shape[2] * shape[3];
@@ -301,7 +300,7 @@ void bias_gradient(const T* dy, const Shape& shape, Tensor& dbias) {
     if (filters > 0) convert_from(totals.data(), dbias.raw_data(), dbias.dtype(), 1, filters);
 }
 
-/// Calls compute(T*) with zeros of the shape of y, dense and in the compute type, and stores what it made of them in y.
+/// Calls compute(T*) with a zeroed dense buffer of the shape of y in the compute type, and stores the result in y.
 template <class T, class Compute>
 void compute_dense(Tensor& y, const Compute& compute) {
     Tensor result = y.dtype() == dtype_of<T>() ? y : Tensor::empty(y.shape(), {dtype_of<T>(), y.device()});

@@ -7,12 +7,13 @@
 #include "core/cpu/blocks.h"
 #include "core/cpu/convert.h"
 #include "core/cpu/copy.h"
+#include "core/cpu/copy_past_caches.h"
 #include "core/format.h"
 
 namespace potluck::cpu {
 namespace {
 
-/// One side of a copy: where it begins and how it steps along the axes of the layout, in elements.
+/// One side of a copy: its start and its strides along the axes of the layout, in elements.
 struct Side {
     std::byte* data;
     DType dtype;
@@ -22,8 +23,8 @@ struct Side {
     std::byte* at(std::int64_t offset) const { return data + offset * element; }
 };
 
-/// The axes of a copy in the order that suits memory, not the tensor: the target is walked in the order in which it
-/// lies, axes of size 1 are gone, and neighbours that both sides cross in equal steps are merged.
+/// The axes of a copy, ordered for memory access: the target is traversed in the order of its memory, axes of size 1
+/// are dropped, and neighbouring axes are merged where the strides of both sides allow it.
 struct CopyLayout {
     Shape sizes;
     Side from, to;
@@ -84,13 +85,21 @@ std::int64_t product(const Shape& sizes, std::size_t axes) {
                            std::multiplies<>());
 }
 
-// ---- one straight run ----
+// ---- one run ----
 
 constexpr std::int64_t run_piece = std::int64_t{1} << 16;
 
 void copy_run(const CopyLayout& layout) {
     const std::int64_t from_stride = layout.from.strides[0];
     const std::int64_t to_stride = layout.to.strides[0];
+    if (layout.from.dtype == layout.to.dtype && from_stride == 1 && to_stride == 1 &&
+        layout.sizes[0] * layout.to.element >= cpu::streamed_from) {
+        parallel_for(layout.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
+            cpu::copy_past_caches(layout.from.at(first), layout.to.at(first),
+                                  (last - first) * layout.to.element);
+        });
+        return;
+    }
     parallel_for(layout.sizes[0], run_piece, [&](std::int64_t first, std::int64_t last) {
         convert(layout.from.at(first * from_stride), layout.from.dtype, from_stride,
                 layout.to.at(first * to_stride), layout.to.dtype, to_stride, last - first);
@@ -99,7 +108,7 @@ void copy_run(const CopyLayout& layout) {
 
 // ---- rows: the innermost axis in one run, the others around it ----
 
-/// Moves planes of (rows, columns) elements of one size; short rows cost no call each.
+/// Copies planes of (rows, columns) elements of one size, without a call for each short row.
 template <class Word>
 void move_plane(const std::byte* from, std::int64_t from_row, std::int64_t from_column, std::byte* to,
                 std::int64_t to_row, std::int64_t to_column, std::int64_t rows, std::int64_t columns) {
@@ -121,7 +130,7 @@ void copy_rows(const CopyLayout& layout) {
     constexpr std::int64_t short_row = 32;
     const bool moves = layout.from.dtype == layout.to.dtype && columns < short_row;
 
-    // A piece is a stretch of all rows of all planes; it is cut where a plane ends.
+    // A piece is a range of the rows of all planes; it is split where a plane ends.
     const std::int64_t piece = std::max<std::int64_t>(1, run_piece / columns);
     parallel_for(product(layout.sizes, inner), piece, [&](std::int64_t first, std::int64_t last) {
         while (first < last) {
@@ -149,8 +158,8 @@ void copy_rows(const CopyLayout& layout) {
 
 constexpr std::int64_t tile = 64;
 
-/// A tile of up to 64 x 64 elements: rows of the source are read whole, turned in a small buffer (that stays in the
-/// first-level cache), and rows of the target are written whole.
+/// Copies a tile of up to 64 x 64 elements: whole rows of the source are read, transposed in a small buffer (that stays
+/// in the L1 cache), and written as whole rows of the target.
 template <class Word>
 void turn_tile(const std::byte* from, std::int64_t from_stride, Word* turned, std::int64_t source_rows,
                std::int64_t source_columns) {
@@ -166,7 +175,7 @@ void turn_tile(const std::byte* from, std::int64_t from_stride, Word* turned, st
             turned[column * tile + row] = source[row * from_stride + column];
 }
 
-/// `dense` is the axis along which the source is dense; the target is dense along the last one.
+/// `dense` is the axis along which the source is dense; the target is dense along the last axis.
 template <class Word>
 void copy_transposed(const CopyLayout& layout, std::size_t dense) {
     const std::size_t inner = layout.sizes.size() - 1;
@@ -174,7 +183,7 @@ void copy_transposed(const CopyLayout& layout, std::size_t dense) {
     const std::int64_t to_stride = layout.to.strides[dense];
     const std::int64_t row_tiles = (layout.sizes[inner] + tile - 1) / tile;
     const std::int64_t column_tiles = (layout.sizes[dense] + tile - 1) / tile;
-    CopyLayout outer = layout;  // the axes around the two
+    CopyLayout outer = layout;  // the remaining axes
     for (const std::size_t axis : {inner, dense}) {
         outer.sizes.erase(outer.sizes.begin() + static_cast<std::ptrdiff_t>(axis));
         outer.from.strides.erase(outer.from.strides.begin() + static_cast<std::ptrdiff_t>(axis));
@@ -186,7 +195,7 @@ void copy_transposed(const CopyLayout& layout, std::size_t dense) {
         for (std::int64_t index = first; index < last; ++index) {
             const auto [from_plane, to_plane] =
                 offsets_at(outer, outer.sizes.size(), index / (row_tiles * column_tiles));
-            // Along the source's rows, where the next lines are being fetched already.
+            // Along the rows of the source, where the prefetcher already loads the next cache lines.
             const std::int64_t column = index % column_tiles * tile;
             const std::int64_t row = index / column_tiles % row_tiles * tile;
             const std::int64_t columns = std::min(tile, layout.sizes[dense] - column);
@@ -200,7 +209,7 @@ void copy_transposed(const CopyLayout& layout, std::size_t dense) {
     });
 }
 
-/// The axis along which the source is dense, when a copy by tiles pays; else the last one.
+/// The axis along which the source is dense, if copying by tiles is worthwhile; else the last axis.
 std::size_t transposed_axis(const CopyLayout& layout) {
     const std::size_t inner = layout.sizes.size() - 1;
     if (layout.to.strides[inner] != 1 || layout.from.strides[inner] == 1 || layout.from.strides[inner] == 0 ||

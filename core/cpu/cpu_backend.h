@@ -83,7 +83,7 @@ void decide_update(Tensor& control);
 /// A CPU device. The contract is core/backend.h; its kernels are called by run().
 class CpuBackend : public Backend {
 public:
-    /// Threads of its kernels; 0: one per core.
+    /// `threads`: the number per kernel; 0 means one per core.
     explicit CpuBackend(int threads = 0) : threads_(threads) {}
     void set_threads(int count) { threads_.store(count, std::memory_order_relaxed); }
     int threads() const;

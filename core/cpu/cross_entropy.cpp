@@ -21,7 +21,7 @@ std::vector<std::int64_t> checked_labels(const Tensor& labels, std::int64_t clas
     return values;
 }
 
-/// The loss of one row and the logarithm of its sum of exponentials.
+/// The loss of one row and its logsumexp.
 template <class T>
 void row_loss(const T* x, std::int64_t classes, std::int64_t label, double smoothing, T& loss, T& logsumexp) {
     const T largest = largest_of(x, classes);
@@ -41,7 +41,7 @@ void row_loss(const T* x, std::int64_t classes, std::int64_t label, double smoot
     loss = static_cast<T>(logarithm_of_total + distance);
 }
 
-/// dx = dloss (softmax(x) - target), where the target is the label, smoothed.
+/// dx = dloss (softmax(x) - target), where target is the one-hot label after smoothing.
 template <class T>
 void row_gradient(const T* x, std::int64_t classes, std::int64_t label, double smoothing, T logsumexp,
                   T dloss, T* dx) {

@@ -11,7 +11,7 @@
 namespace potluck {
 namespace {
 
-/// What stands behind the first `key` of a file such as /proc/cpuinfo; empty when there is none.
+/// The value of the first entry `key` in a file such as /proc/cpuinfo; empty when there is none.
 std::string entry_of(const char* path, std::string_view key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {

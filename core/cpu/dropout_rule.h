@@ -1,6 +1,6 @@
 #pragma once
 
-// Which elements dropout keeps: the one rule that dropout and attention share.
+// Which elements dropout keeps: the rule that dropout and attention share.
 
 #include <algorithm>
 #include <array>
@@ -11,12 +11,12 @@
 
 namespace potluck::cpu {
 
-/// An element is dropped when its random number (lane i % 4 of block i / 4) is below this.
+/// An element is dropped when its random number (lane i % 4 of block i / 4) is below this threshold.
 inline std::uint64_t dropout_threshold(double p) {
     return static_cast<std::uint64_t>(std::llround(std::clamp(p, 0.0, 1.0) * 0x1p32));
 }
 
-/// What dropout multiplies elements [first, first + count) of a stretch with: 0 or 1 / (1 - p).
+/// The dropout factors of elements [first, first + count) of the sequence at a key: 0 or 1 / (1 - p).
 template <class T>
 void write_dropout_factors(RandomKey key, double p, std::int64_t first, std::int64_t count, T* factors) {
     const std::uint64_t threshold = dropout_threshold(p);

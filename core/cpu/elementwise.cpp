@@ -15,7 +15,7 @@ namespace potluck::cpu {
 
 namespace {
 
-/// Integer arithmetic that wraps around, as unsigned numbers do; signed overflow would be undefined.
+/// Integer arithmetic wraps around by using unsigned numbers; signed overflow would be undefined.
 std::uint64_t bits(std::int64_t x) { return static_cast<std::uint64_t>(x); }
 std::int64_t integer(std::uint64_t x) { return static_cast<std::int64_t>(x); }
 
@@ -29,9 +29,9 @@ std::int64_t integer_power(std::int64_t base, std::int64_t exponent) {
     return integer(result);
 }
 
-/// The quotient rounded down, so that a == quotient * b + remainder with the sign rule of remainder.
+/// The quotient rounded down, consistent with the sign rule of remainder: a == quotient * b + remainder.
 std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
-    if (b == -1) return integer(0 - bits(a));  // the lowest number has no positive twin: wraps
+    if (b == -1) return integer(0 - bits(a));  // the lowest integer has no positive counterpart: wraps around
     const std::int64_t quotient = a / b;
     return quotient - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0);
 }
@@ -49,7 +49,7 @@ T floor_remainder(T a, T b) {
     return (rest < T(0)) != (b < T(0)) ? rest + b : rest;
 }
 
-/// Of floats: the integer q for which a = q b + floor_remainder(a, b); infinite or NaN as a / b for b = 0.
+/// For floating types: the integer q for which a = q b + floor_remainder(a, b); infinite or NaN as a / b for b = 0.
 template <class T>
 T floor_divide(T a, T b) {
     if (b == T(0)) return a / b;
@@ -58,7 +58,7 @@ T floor_divide(T a, T b) {
     return quotient == T(0) ? std::copysign(T(0), a / b) : std::nearbyint(quotient);
 }
 
-/// Ops that integers have too.
+/// Ops that also exist for integers.
 template <class T>
 UnaryLoop<T> common_unary_loop(UnaryOp op) {
     constexpr bool integral = std::is_integral_v<T>;
@@ -136,7 +136,7 @@ UnaryLoop<T> find_unary_loop(UnaryOp op, DType dtype) {
     throw no_integer_version(op, dtype);
 }
 
-/// is_nan, is_finite, logical_not, on bool results.
+/// is_nan, is_finite and logical_not, which give bool.
 template <class T>
 void test_elements(UnaryOp op, const Tensor& x, Tensor& y) {
     BlockMap<bool, T>::run(y, x, [op](bool* to, const T* from, std::int64_t n) {
@@ -203,7 +203,7 @@ BinaryLoop<T, T> find_binary_loop(BinaryOp op) {
     throw Error("binary", "unknown operation.");
 }
 
-/// Integers have no quotient by zero and no power with a negative exponent. Looks before anything is written.
+/// Integers have no quotient by zero and no power with a negative exponent. Checks before anything is written.
 void check_integer_operand(BinaryOp op, const Tensor& b) {
     const bool divides = op == BinaryOp::divide || op == BinaryOp::floor_divide || op == BinaryOp::remainder;
     if (!divides && op != BinaryOp::power) return;
@@ -239,7 +239,7 @@ BinaryLoop<bool, T> find_compare_loop(CompareOp op) {
     throw Error("compare", "unknown operation.");
 }
 
-/// An operand in the compute type as a tensor: what is given, or the number, which lives in here.
+/// An operand in the compute type as a tensor: the given tensor, or the given number, stored here.
 template <class T>
 class OperandTensor {
 public:
@@ -256,7 +256,7 @@ public:
     OperandTensor(const OperandTensor&) = delete;
     OperandTensor& operator=(const OperandTensor&) = delete;
 
-    /// The tensor; a number as a tensor of no axes.
+    /// The tensor, or the number as a 0-dimensional tensor.
     const Tensor& tensor() const { return tensor_; }
     Tensor stretched(const Shape& shape) const { return tensor_.broadcast_alias("number", shape); }
 
@@ -265,12 +265,12 @@ private:
     Tensor tensor_;
 };
 
-/// A step with its loop found.
+/// A step with its loop already chosen.
 template <class T>
 struct ChainLoop {
     ChainStep::Kind kind;
     int input;
-    std::vector<T> numbers;  // the operand of a step that has no input, repeated
+    std::vector<T> numbers;  // the number operand of a step without input, repeated
     UnaryLoop<T> unary = nullptr;
     BinaryLoop<T, T> binary = nullptr;
 
@@ -294,12 +294,12 @@ struct ChainLoop {
     }
 };
 
-/// One block goes through all steps in a buffer that stays in the first-level cache.
+/// Runs all steps on one block in a buffer that stays in the L1 cache.
 template <class T>
 void run_chain(std::span<const Tensor> inputs, std::span<const ChainStep> steps, Tensor& y) {
     std::vector<ChainLoop<T>> loops;
     for (const ChainStep& step : steps) loops.emplace_back(step, y.dtype());
-    // Always three operands: what is missing is the first one again.
+    // Always three operands: the first input stands in for missing ones.
     const Tensor& second = inputs.size() > 1 ? inputs[1] : inputs[0];
     const Tensor& third = inputs.size() > 2 ? inputs[2] : inputs[0];
     BlockMap<T, T, T, T>::run(y, inputs[0], second, third,
@@ -348,7 +348,7 @@ void where(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& y)
         using T = decltype(zero);
         BlockMap<T, bool, T, T>::run(
             y, condition, a, b, [](T* to, const bool* choice, const T* yes, const T* no, std::int64_t n) {
-                // As bytes, and with both sides read anyway: else the compiler finds no vectors for it.
+                // As bytes, and with both sides always read: otherwise the compiler does not vectorise the loop.
                 const auto* chosen = reinterpret_cast<const unsigned char*>(choice);
 #pragma omp simd
                 for (std::int64_t i = 0; i < n; ++i) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Loops over one block (see blocks.h) of an element-wise kernel. A kernel picks one by the op and hands it to
-// BlockMap, so that the walk over strides, dtypes and threads is compiled once for all ops.
+// Loops over one block (see blocks.h) of an element-wise kernel. A kernel chooses one by the op and passes it to
+// BlockMap, so that the traversal of strides, dtypes and threads is compiled once for all ops.
 
 #include <cstdint>
 
@@ -20,8 +20,8 @@ using UnaryLoop = void (*)(T* y, const T* x, std::int64_t n);
 template <class Out, class T>
 using BinaryLoop = void (*)(Out* y, const T* a, const T* b, std::int64_t n);
 
-/// The loop of a function object without state. The pragma says what the contract of BlockMap promises:
-/// element i of y depends on element i of the inputs only, even where y is one of them.
+/// The loop over a stateless function object. The pragma states what the contract of BlockMap guarantees: element i of
+/// y depends on element i of the inputs only, even where y is one of them.
 template <class T, class Function>
 UnaryLoop<T> unary_loop(Function) {
     return [](T* y, const T* x, std::int64_t n) {

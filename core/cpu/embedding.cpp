@@ -41,10 +41,10 @@ struct Matrix {
     std::int64_t element, row_stride, column_stride;
 };
 
-/// Positions of ids, those of one id together and in order.
+/// Positions of the ids, grouped by id and in order within a group.
 struct Groups {
     std::vector<std::int64_t> positions;
-    std::vector<std::int64_t> begins;  // where in positions each group begins, and the end
+    std::vector<std::int64_t> begins;  // the start of each group in `positions`, and the end
 };
 Groups group_by_id(const std::vector<std::int64_t>& ids) {
     Groups groups;
@@ -63,8 +63,8 @@ Groups group_by_id(const std::vector<std::int64_t>& ids) {
     return groups;
 }
 
-/// Each row of dweight is one thread's (or a few threads', by columns), which adds all of the row's gradients
-/// in order and in f64, and rounds once.
+/// Each row of dweight belongs to one thread (or to a few, split by columns), which adds all gradients of the row in
+/// order in f64 and rounds once.
 void add_gradients(const std::vector<std::int64_t>& ids, const Tensor& dy, Tensor& dweight) {
     constexpr std::int64_t tile = 512;  // columns
     const Groups groups = group_by_id(ids);

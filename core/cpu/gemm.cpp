@@ -16,8 +16,8 @@
 namespace potluck::cpu {
 namespace {
 
-// Both libraries spread a product over threads when they are called outside a parallel region, and then cut the sums
-// by the number of threads: other bits on another machine. Held to one thread, they do what the caller's tiles say.
+// Outside a parallel region both libraries split a product, and so its sums, by the number of threads: the bits would
+// differ between machines. Restricted to one thread, they follow the caller's tiling.
 class OneThread {
 public:
     OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
@@ -29,7 +29,7 @@ private:
     int before_;
 };
 
-// Libraries want one axis without gaps, and the other's stride at least as long as that axis.
+// The libraries require one axis without gaps, and a stride of the other axis of at least that axis's size.
 template <class T>
 bool is_row_major(const Matrix<T>& x) {
     return (x.column_stride == 1 || x.columns == 1) && (x.row_stride >= x.columns || x.rows == 1);
@@ -168,7 +168,7 @@ Matrix<const T> packed(const Matrix<const T>& x, std::unique_ptr<T[]>& memory) {
     return {memory.get(), x.rows, x.columns, x.columns, 1};
 }
 
-// Copies are made for this many elements of the inner axis at a time, to bound their memory.
+// The inner axis is copied in pieces of this many elements, to bound the memory.
 constexpr std::int64_t packed_depth = 2048;
 
 template <class T>

@@ -6,7 +6,7 @@
 
 namespace potluck::cpu {
 
-/// A matrix in memory: element (i, j) stands at data[i * row_stride + j * column_stride].
+/// A matrix in memory: element (i, j) is data[i * row_stride + j * column_stride].
 template <class T>
 struct Matrix {
     T* data;
@@ -22,9 +22,9 @@ struct Matrix {
     Matrix transposed() const { return {data, columns, rows, column_stride, row_stride}; }
 };
 
-/// c = a b, or c += a b, computed in the calling thread alone: the building block of every kernel that holds a
-/// matrix product. a (m, k) and b (k, n) have any strides; c (m, n) has column_stride 1. k = 0 gives zeros (or leaves
-/// c as it is). The same arguments give the same bits, whatever the threads of the program.
+/// c = a b, or c += a b, computed by the calling thread alone: the building block of every kernel that contains a
+/// matrix product. a (m, k) and b (k, n) have any strides; c (m, n) has column_stride 1. k = 0 gives zeros (or leaves c
+/// unchanged). The same arguments give the same bits, whatever the number of threads.
 void gemm(const Matrix<const float>& a, const Matrix<const float>& b, const Matrix<float>& c,
           bool accumulate);
 void gemm(const Matrix<const double>& a, const Matrix<const double>& b, const Matrix<double>& c,

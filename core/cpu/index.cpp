@@ -27,15 +27,14 @@ void check_indices(std::string_view op, std::string_view what, const Tensor& ind
 
 namespace {
 
-/// x without its own step along axis: element [.., i, ..] is the first of the line that an index then walks
-/// along.
+/// x with stride 0 along `axis`: element [.., i, ..] is the first of the line along which an index then selects.
 Tensor lines_of(const Tensor& x, std::int64_t axis, const Shape& shape) {
     Strides strides = x.strides();
     strides[static_cast<std::size_t>(axis)] = 0;
     return x.alias(shape, strides, x.offset());
 }
 
-/// Element is an unsigned integer with as many bytes as the dtype: gathering only moves bits.
+/// Element is an unsigned integer with the size of the dtype: gathering only moves bits.
 template <class Element>
 void gather_elements(const Tensor& x, std::int64_t axis, const Tensor& index, Tensor& y) {
     const Tensor lines = lines_of(x, axis, index.shape());
@@ -61,7 +60,7 @@ void gather_elements(const Tensor& x, std::int64_t axis, const Tensor& index, Te
     });
 }
 
-/// With `axis` as the last one.
+/// The view in which `axis` is the last axis.
 Tensor axis_last(const Tensor& x, std::int64_t axis) {
     Shape shape = x.shape();
     Strides strides = x.strides();
@@ -71,8 +70,8 @@ Tensor axis_last(const Tensor& x, std::int64_t axis) {
     return x.alias(shape, strides, x.offset());
 }
 
-/// One line along axis belongs to one thread, and is filled in order. A line of a half type, or one in which
-/// places are hit many times, adds up in f64 (integers: i64) first.
+/// One thread fills a whole line along axis, in order. A line of a half type, or one whose elements are hit many times,
+/// is first accumulated in f64 (integers: i64).
 template <class T>
 void add_lines(std::int64_t axis, const Tensor& index, const Tensor& source, Tensor& y) {
     using Sum = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;  // unsigned: wraps around
@@ -82,7 +81,7 @@ void add_lines(std::int64_t axis, const Tensor& index, const Tensor& source, Ten
     const std::int64_t length = chosen_lines.size(-1);
     const std::int64_t size = y.size(axis);
     const std::int64_t step = y.strides()[static_cast<std::size_t>(axis)];
-    // The first element of each line of y, for the lines that the index has.
+    // The first element of each line of y that the index covers.
     const Shape line_shape(chosen_lines.shape().begin(), chosen_lines.shape().end() - 1);
     Strides line_strides = axis_last(y, axis).strides();
     line_strides.pop_back();

@@ -10,9 +10,9 @@
 #include "core/cpu/parallel.h"
 #include "core/tensor.h"
 
-// Matrix products. The output is cut in tiles whose borders depend on the shapes only; each tile is one product in one
-// thread (core/cpu/gemm.h), so the bits do not depend on the number of threads. Measured over the shapes of a GPT-2,
-// tiles of 128 x 384 are as fast as letting oneDNN spread the whole product over two threads.
+// Matrix products. The output is divided into tiles whose borders depend only on the shapes; each tile is one product
+// in one thread (core/cpu/gemm.h), so the bits do not depend on the number of threads. On the shapes of GPT-2, tiles of
+// 128 x 384 are as fast as letting oneDNN split the whole product over two threads (measured).
 
 namespace potluck::cpu {
 namespace {
@@ -74,7 +74,7 @@ Products<T, Y> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
         p.a_batch.push_back(a.strides()[axis]);
         p.b_batch.push_back(b.strides()[axis]);
     }
-    // A batch axis that b does not have is more rows of a, as in a linear layer: one large product instead of many.
+    // A batch axis that b lacks adds rows to a, as in a linear layer: one large product instead of many.
     while (!p.batch.empty() && p.b_batch.back() == 0 && (p.m == 1 || p.a_batch.back() == p.m * p.a_row)) {
         if (p.m == 1) p.a_row = p.a_batch.back();
         p.m *= p.batch.back();
@@ -85,12 +85,15 @@ Products<T, Y> products_of(const Tensor& a, const Tensor& b, Tensor& y) {
     return p;
 }
 
-constexpr std::int64_t tile_rows = 128;
-constexpr std::int64_t half_tile_rows = 512;  // what is prepared of b, widened or packed, serves more rows
-constexpr std::int64_t tile_columns = 384;
-constexpr std::int64_t wanted_tiles = 8;  // below this, tiles are halved so that more threads find work,
-constexpr std::int64_t least_tile_work = 1 << 21;   // while one is still worth it (multiplications)
-constexpr std::int64_t least_piece_work = 1 << 19;  // of several small products that one thread does in a row
+struct TileSize {
+    std::int64_t rows, columns;
+};
+constexpr TileSize largest_tile{128, 384};
+// What is prepared of an operand of a half type, widened or packed, serves longer.
+constexpr TileSize largest_half_tile{512, 512};
+constexpr std::int64_t wanted_tiles = 8;            // below this, tiles are halved to occupy more threads,
+constexpr std::int64_t least_tile_work = 1 << 21;   // as long as one is worth its overhead (multiplications)
+constexpr std::int64_t least_piece_work = 1 << 19;  // of several small products in one thread
 
 struct Tiling {
     std::int64_t rows, columns;  // of one tile
@@ -98,27 +101,27 @@ struct Tiling {
 
     static std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-    // The size is cut in equal tiles, so that the last is no sliver; borders at multiples of the vector length.
+    // Divides the size into equal tiles, so that the last one is not tiny, with borders at multiples of the vector
+    // length.
     static std::int64_t even(std::int64_t size, std::int64_t largest) {
         const std::int64_t share = pieces(size, pieces(size, largest));
         return std::min(size, pieces(share, 16) * 16);
     }
 
-    Tiling(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most_rows) {
-        std::int64_t most_columns = tile_columns;
+    Tiling(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, TileSize most) {
         for (;;) {
-            rows = even(m, most_rows);
-            columns = even(n, most_columns);
+            rows = even(m, most.rows);
+            columns = even(n, most.columns);
             row_tiles = pieces(m, rows);
             column_tiles = pieces(n, columns);
             if (count * row_tiles * column_tiles >= wanted_tiles || rows * columns * k / 2 < least_tile_work)
                 return;
             if (columns > 2 * rows && columns > 32)
-                most_columns = columns / 2;
+                most.columns = columns / 2;
             else if (rows > 32)
-                most_rows = rows / 2;
+                most.rows = rows / 2;
             else if (columns > 32)
-                most_columns = columns / 2;
+                most.columns = columns / 2;
             else
                 return;
         }
@@ -127,10 +130,10 @@ struct Tiling {
 
 // Calls body(product, row, column, rows, columns) for every tile of every product, spread over the threads.
 template <class Body>
-void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most_rows,
+void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int64_t k, TileSize most,
                    const Body& body) {
     if (count == 0 || m == 0 || n == 0) return;
-    const Tiling tiling(count, m, n, k, most_rows);
+    const Tiling tiling(count, m, n, k, most);
     const std::int64_t tiles = tiling.row_tiles * tiling.column_tiles;
     const std::int64_t tile_work = tiling.rows * tiling.columns * std::max<std::int64_t>(k, 1);
     cpu::parallel_for(count * tiles, std::max<std::int64_t>(1, least_piece_work / tile_work),
@@ -149,7 +152,7 @@ void for_each_tile(std::int64_t count, std::int64_t m, std::int64_t n, std::int6
 template <class T, class Y>
 requires std::same_as<T, float> || std::same_as<T, double> || cpu::Half<T>
 void multiply(const Products<T, Y>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k, cpu::Half<T> ? half_tile_rows : tile_rows,
+    for_each_tile(p.count(), p.m, p.n, p.k, cpu::Half<T> ? largest_half_tile : largest_tile,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
                       cpu::gemm(p.a_matrix(index).block(row, 0, rows, p.k),
@@ -158,12 +161,12 @@ void multiply(const Products<T, Y>& p, bool accumulate) {
                   });
 }
 
-// ---- integers: exact modulo 2^bits, as unsigned arithmetic wraps around where signed would be undefined ----
+// ---- integers: exact modulo 2^bits: unsigned arithmetic wraps around where signed would be undefined ----
 
 template <class T>
 requires std::is_integral_v<T> &&
     (!std::same_as<T, bool>)void multiply(const Products<T>& p, bool accumulate) {
-    for_each_tile(p.count(), p.m, p.n, p.k, tile_rows,
+    for_each_tile(p.count(), p.m, p.n, p.k, largest_tile,
                   [&](std::int64_t index, std::int64_t row, std::int64_t column, std::int64_t rows,
                       std::int64_t columns) {
                       const Matrix<const T> a = p.a_matrix(index).block(row, 0, rows, p.k);
@@ -208,7 +211,7 @@ void matmul(const Tensor& a, const Tensor& b, Tensor& y, bool accumulate) {
 }
 
 void linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& y) {
-    // The bias is laid down first and the product is added to it: one rounding, also in half types.
+    // y is initialised with the bias, and the product is added to it: one rounding, also in half types.
     copy(bias.broadcast_alias("linear", y.shape()), y);
     matmul(x,
            weight.alias({weight.size(1), weight.size(0)}, {weight.strides()[1], weight.strides()[0]},

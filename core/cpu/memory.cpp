@@ -12,16 +12,16 @@ namespace potluck {
 namespace {
 
 constexpr std::int64_t huge_page = std::int64_t{2} << 20;
-/// From here on a block has its own mapping in huge pages: fresh memory then costs one fault for 2 MiB instead of 512.
+/// From this size on a block has its own mapping in huge pages: a page fault then covers 2 MiB instead of 4 KiB.
 constexpr std::int64_t mapped_from = 2 * huge_page;
-/// Linux lends more than it has and ends the program when it is used. Requests from here on are held against what the
-/// machine really has left.
+/// Linux overcommits memory and kills the process when the memory is used. Requests from this size on are checked
+/// against the memory that is really available.
 constexpr std::int64_t checked_from = std::int64_t{64} << 20;
 
 std::int64_t mapped_size(std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 void* map_block(std::int64_t bytes) {
-    // Ask for one huge page more and cut both ends, so that the block begins on a huge page.
+    // Ask for one more huge page and trim both ends, so that the block begins on a huge page.
     const std::int64_t size = mapped_size(bytes);
     void* raw = mmap(nullptr, static_cast<std::size_t>(size + huge_page), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -31,7 +31,7 @@ void* map_block(std::int64_t bytes) {
     const std::int64_t head = past == 0 ? 0 : huge_page - past;
     if (head > 0) munmap(begin, static_cast<std::size_t>(head));
     munmap(begin + head + size, static_cast<std::size_t>(huge_page - head));
-    madvise(begin + head, static_cast<std::size_t>(size), MADV_HUGEPAGE);  // a wish; refused on some systems
+    madvise(begin + head, static_cast<std::size_t>(size), MADV_HUGEPAGE);  // a hint; refused on some systems
     return begin + head;
 }
 
@@ -60,7 +60,7 @@ void CpuBackend::release(void* data, std::int64_t bytes) noexcept {
         std::free(data);
 }
 
-// Memory is pinned for GPUs, by their runtime.
+// Pinning memory needs the GPU runtime.
 
 void* CpuBackend::allocate_pinned(std::int64_t bytes) {
     const Device gpu = best_device();

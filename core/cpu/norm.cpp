@@ -7,7 +7,7 @@
 namespace potluck::cpu {
 namespace {
 
-/// What backward needs to know of the input, row by row: normalised x = (x - mean) * reciprocal.
+/// What backward needs about each row of the input: normalised x = (x - mean) * reciprocal.
 template <class T>
 struct Statistics {
     const T* mean;  // nullptr: 0
@@ -15,8 +15,8 @@ struct Statistics {
     T mean_of(std::int64_t row) const { return mean == nullptr ? T{0} : mean[row]; }
 };
 
-/// dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)) with g = weight * dy; the middle term
-/// stands for the subtracted mean and is absent in rms_norm. Added to dx_so_far, unless that is nullptr.
+/// dx = reciprocal * (g - mean(g) - normalised * mean(g * normalised)) with g = weight * dy; mean(g) is the derivative
+/// through the mean, which rms_norm does not have. The result is added to dx_so_far, unless that is nullptr.
 template <class T>
 void row_gradient(const T* x, const T* dy, const T* weight, T mean, T reciprocal, bool centered,
                   const T* dx_so_far, T* dx, std::int64_t n) {
@@ -49,8 +49,7 @@ void combine(const std::vector<T>& partial, std::int64_t pieces, std::int64_t wi
     if (width > 0) convert_from(totals.data(), y.raw_data(), y.dtype(), 1, width);
 }
 
-/// Backward of both norms. Each piece of rows sums its share of dweight and dbias; the shares are added in
-/// order.
+/// Backward of both norms. Each piece of rows computes a partial dweight and dbias; these are added in order.
 template <class T>
 void norm_backward(const Tensor& x, const Tensor& weight, Statistics<T> statistics, const Tensor& dy,
                    bool accumulate, Tensor& dx, Tensor& dweight, Tensor& dbias) {
@@ -116,7 +115,7 @@ void normalise_row(const T* x, T mean, double reciprocal, const std::vector<T>& 
         for (std::int64_t i = 0; i < n; ++i) y[i] += bias[static_cast<std::size_t>(i)];
 }
 
-/// Forward of both norms; mean_or_none is nullptr for rms_norm, which subtracts none.
+/// Forward of both norms; mean_or_none is nullptr for rms_norm, which subtracts no mean.
 void norm(const Tensor& x, const Tensor& residual_or_none, const Tensor& weight_or_none,
           const Tensor& bias_or_none, double epsilon, Tensor& sum_or_none, Tensor& y, Tensor* mean_or_none,
           Tensor& reciprocal_root) {

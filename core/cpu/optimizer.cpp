@@ -1,4 +1,4 @@
-// Optimizer steps: one pass over parameter, gradient and moments, so that memory is the only limit.
+// Optimizer steps: a single pass over parameter, gradient and moments, so that only memory bandwidth limits them.
 
 #include <array>
 #include <bit>
@@ -24,7 +24,7 @@ class InPlace {
 public:
     explicit InPlace(Tensor& x) : reader_(x), writer_(x) {}
 
-    /// Elements [first, first + n), to be changed where they stand.
+    /// Elements [first, first + n), to be changed in place.
     T* begin(std::int64_t first, std::int64_t n) {
         const T* values = reader_.read(first, n);
         T* to = writer_.begin(first, n);
@@ -38,8 +38,8 @@ private:
     BlockWriter<T> writer_;
 };
 
-/// A parameter that is updated block by block, with its two ways of rounding: stochastically in place, or to nearest
-/// into a copy beside it.
+/// A parameter that is updated block by block. It may be rounded in two ways: stochastically in place, or to nearest
+/// into a second tensor.
 template <class T>
 class Parameter {
 public:
@@ -53,7 +53,7 @@ public:
     }
 
     T* begin(std::int64_t first, std::int64_t n) { return values_.begin(first, n); }
-    /// What stands in the block that begin() gave is the new value.
+    /// Declares that the block returned by begin() holds the new values.
     void end(T* values, std::int64_t first, std::int64_t n) {
         if constexpr (std::is_same_v<T, float>)
             if (stochastic_) round(values, first, n);
@@ -79,7 +79,7 @@ private:
     std::optional<BlockWriter<T>> rounded_;
     bool stochastic_;
     RandomKey key_;
-    std::int64_t first_random_;  // which element of the stretch is this tensor's first
+    std::int64_t first_random_;  // the random number of this tensor's first element
 };
 
 /// Elements [first, last) of one of the tensors of a call.
@@ -117,7 +117,7 @@ void update(const AdamWSpec& step, UpdateTensors& tensors, std::int64_t begin, s
     const T beta2 = static_cast<T>(step.beta2);
     const T rest1 = static_cast<T>(1.0 - step.beta1);
     const T rest2 = static_cast<T>(1.0 - step.beta2);
-    // m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon), with the corrections taken out of the loop
+    // m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon), with the corrections hoisted out of the loop
     const T rate = static_cast<T>(step.learning_rate / (1.0 - std::pow(step.beta1, t)));
     const T root_correction = static_cast<T>(1.0 / std::sqrt(1.0 - std::pow(step.beta2, t)));
     const T epsilon = static_cast<T>(step.epsilon);
@@ -226,7 +226,7 @@ Result measure_all(std::span<const Tensor> tensors, Measure measure, Join join) 
     return total;
 }
 
-/// The squares of a float neither overflow nor vanish in f64.
+/// The squares of floats neither overflow nor underflow in f64.
 SquareSums block_sum_of_squares(const float* values, std::int64_t n) {
     double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
@@ -242,7 +242,7 @@ SquareSums block_sum_of_squares(const double* values, std::int64_t n) {
     return sums;
 }
 
-/// NaN when there is one.
+/// The largest magnitude; NaN if any value is NaN.
 template <class T>
 double block_largest_magnitude(const T* values, std::int64_t n) {
     T largest = 0;
@@ -256,10 +256,10 @@ double block_largest_magnitude(const T* values, std::int64_t n) {
     return nan != 0 ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(largest);
 }
 
-/// The larger one; NaN wins.
+/// The larger number; NaN wins.
 double larger(double a, double b) { return (b <= a || a != a) ? a : b; }
 
-/// What stands in the control of an update; nullptr without one.
+/// The numbers of an update's control; nullptr without a control.
 const UpdateNumbers* numbers_of(const Tensor& control_or_none) {
     return control_or_none.defined() ? reinterpret_cast<const UpdateNumbers*>(control_or_none.data<double>())
                                      : nullptr;
@@ -310,7 +310,7 @@ void largest_magnitude(std::span<const Tensor> tensors, Tensor& magnitude) {
 }
 
 void decide_update(Tensor& control) {
-    // Bad elements are told at once on this device, so that none waits here.
+    // This device reports bad elements immediately, so none is pending here.
     potluck::decide_update(*reinterpret_cast<UpdateNumbers*>(control.data<double>()), false,
                            [](double x) { return std::sqrt(x); });
 }

@@ -20,13 +20,13 @@ private:
     int before_;
 };
 
-/// How many threads that is. Throws Error outside of a kernel; 1 inside a parallel_for().
+/// The number of threads of the current team. Throws Error outside of a kernel; 1 inside a parallel_for().
 int team_size();
 
 /// Calls body(first, last) for pieces [first, last) of [0, count) that are `piece` long (the last may be shorter), on
-/// all threads of the team. The borders depend on count and piece only, so whatever a body computes for its piece does
-/// not depend on the number of threads. All pieces run, and the exception of the first piece that threw is thrown again
-/// in the caller: the same one for any number of threads. Nested calls run serially.
+/// all threads of the team. The borders depend on count and piece only, so the result for a piece does not depend on
+/// the number of threads. All pieces run, and the exception of the first piece that threw is rethrown in the caller:
+/// the same one for any number of threads. Nested calls run serially.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t piece, Body&& body) {
     const int team = team_size();

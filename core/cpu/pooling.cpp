@@ -6,8 +6,8 @@
 #include "core/cpu/rows.h"
 #include "core/kernel_specs.h"
 
-// Pooling. A plane is the height * width elements of one channel of one sample. Each thread takes whole planes, gathered
-// into dense memory of the compute type; overlapping windows then add their gradients in one order.
+// Pooling. A plane is the height * width elements of one channel of one sample. Each thread processes whole planes,
+// gathered into dense memory of the compute type, so that overlapping windows add their gradients in a fixed order.
 
 namespace potluck::cpu {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::int64_t plane_size(const Shape& shape) { return shape[2] * shape[
 /// The elements of a window along one axis: begin, begin + step, .. below end, all inside the input.
 struct Span {
     std::int64_t begin, end, step;
-    std::int64_t with_padding;  // how many there are when padding counts, but not what lies beyond
+    std::int64_t with_padding;  // their number including padding, but not positions beyond it
 
     std::int64_t count() const { return end <= begin ? 0 : (end - begin + step - 1) / step; }
 };
@@ -47,13 +47,13 @@ void for_each_window(const std::vector<Span>& rows, const std::vector<Span>& col
         for (const Span& column_span : columns) body(window++, row_span, column_span);
 }
 
-/// What the mean over a window divides by.
+/// The divisor of the mean over a window.
 double divisor_of(const Span& rows, const Span& columns, bool count_padding) {
     return static_cast<double>(count_padding ? rows.with_padding * columns.with_padding
                                              : rows.count() * columns.count());
 }
 
-/// A stretch of n elements of a tensor in row-major order, as dense numbers.
+/// n consecutive elements of a tensor in row-major order, as dense numbers.
 template <class T>
 void read_all(BlockReader<T>& reader, std::int64_t first, std::int64_t n, T* to) {
     for (std::int64_t i = 0; i < n; i += block_size) {
@@ -62,7 +62,7 @@ void read_all(BlockReader<T>& reader, std::int64_t first, std::int64_t n, T* to)
     }
 }
 
-/// The same the other way, to a contiguous tensor.
+/// The reverse: writes dense numbers to a contiguous tensor.
 template <class T>
 void write_all(const T* from, Tensor& y, std::int64_t first, std::int64_t n) {
     if (n > 0)
@@ -70,7 +70,7 @@ void write_all(const T* from, Tensor& y, std::int64_t first, std::int64_t n) {
                      n);
 }
 
-/// For every plane: make_plane(plane, x, y) from the plane x of `from`, dense, to the plane y of `to`, which starts as
+/// Calls make_plane(plane, x, y) for every plane, with plane x of `from`, dense, and plane y of `to`, initialised to
 /// zeros.
 template <class T, class MakePlane>
 void for_each_plane(const Tensor& from, Tensor& to, const MakePlane& make_plane) {

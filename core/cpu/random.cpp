@@ -54,7 +54,7 @@ void fill_uniform(RandomKey key, double low, double high, Tensor& y) {
     });
 }
 
-/// A pair of uniform numbers gives a pair of normal ones: elements 2k and 2k + 1.
+/// Turns a pair of uniform numbers into a pair of normal ones: elements 2k and 2k + 1.
 /// Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958.
 void normal_block(RandomKey key, std::int64_t first, std::int64_t n, float mean, float std, float* to) {
     const WordBlock<std::uint32_t> words(key, first, n + n % 2);
@@ -81,7 +81,7 @@ void normal_block(RandomKey key, std::int64_t first, std::int64_t n, double mean
     }
 }
 
-/// The upper 64 bits of the product: `word` scaled from [0, 2^64) to [0, range).
+/// The upper 64 bits of the product: scales `word` from [0, 2^64) to [0, range).
 std::uint64_t scale_word(std::uint64_t word, std::uint64_t range) {
     __extension__ using Wide = unsigned __int128;
     return static_cast<std::uint64_t>(static_cast<Wide>(word) * range >> 64);
@@ -131,7 +131,7 @@ void dropout(RandomKey key, const RandomPart& part, double p, const Tensor& x, T
                 rest -= count;
             }
             for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
-                const T scaled = from[i] * scale;  // on its own line: so the compiler finds vectors
+                const T scaled = from[i] * scale;  // a separate statement, so that the compiler vectorises it
                 to[i] = words[i] >= lowest_kept ? scaled : T{0};
             }
         });

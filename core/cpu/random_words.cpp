@@ -8,11 +8,11 @@
 namespace potluck::cpu {
 namespace {
 
-constexpr std::int64_t blocks_at_once = 64;  // several registers at once hide how long a product takes
+constexpr std::int64_t blocks_at_once = 64;  // several registers hide the latency of multiplication
 constexpr std::int64_t words_at_once = 4 * blocks_at_once;
 
-/// Blocks place .. place + 63: the rounds of philox4x32() with each line over 64 blocks, so that the compiler turns it
-/// into vector instructions.
+/// Blocks place .. place + 63: the rounds of philox4x32(), each operation over 64 blocks, so that the compiler
+/// vectorises it.
 void philox_many(RandomKey key, std::uint64_t place, std::uint32_t stream, std::uint32_t* words) {
     const std::array<std::uint32_t, 2> upper = philox_upper_counter(key, stream);
     std::array<std::uint32_t, blocks_at_once> c0, c1, c2, c3;
@@ -25,7 +25,7 @@ void philox_many(RandomKey key, std::uint64_t place, std::uint32_t stream, std::
     auto key0 = static_cast<std::uint32_t>(key.seed);
     auto key1 = static_cast<std::uint32_t>(key.seed >> 32);
     for (int round = 0; round < philox_rounds; ++round) {
-#pragma omp simd  // else the compiler unrolls the steps first and finds no vectors any more
+#pragma omp simd  // otherwise the compiler unrolls the rounds first and no longer vectorises
         for (std::size_t i = 0; i < blocks_at_once; ++i) {
             const std::uint64_t a = std::uint64_t{philox_first_multiplier} * c0[i];
             const std::uint64_t b = std::uint64_t{philox_second_multiplier} * c2[i];

@@ -1,10 +1,9 @@
-// Reductions of the last axes of a tensor: for each row (one element of y), all elements of x that belong to
-// it.
+// Reductions over the last axes of a tensor: each element of y reduces one row of x.
 //
-// Each operation is a small struct (reduce_states.h) that folds blocks of a row into a state and joins the
-// states of neighbouring stretches. Rows are cut into stretches of a fixed length, and the states of the
-// stretches are joined from left to right: the result does not depend on the threads. Floating sums are kept
-// in f64 with a compensation, so that a sum of 1e9 f32 values is as good as exact.
+// Each operation is a small struct (reduce_states.h) that accumulates blocks of a row in a state and merges the states
+// of consecutive stretches. Rows are divided into stretches of fixed length, and the states of the stretches are merged
+// from left to right: the result does not depend on the number of threads. Floating sums use f64 with compensation, so
+// that a sum of 1e9 f32 values is nearly exact.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +20,7 @@ namespace potluck::cpu {
 
 namespace {
 
-/// Elements of a row that make one state.
+/// Elements of a row that are accumulated in one state.
 constexpr std::int64_t stretch_size = 64 * block_size;
 
 /// x as (rows, n): row i is elements [i n, (i + 1) n) in row-major order.
@@ -36,8 +35,8 @@ Rows rows_of(const Tensor& x, std::int64_t axes) {
     return rows;
 }
 
-/// Folds each row of x into a state, starting from start(row), and calls finish(row, state) once for each
-/// row, from any thread.
+/// Accumulates each row of x in a state, starting from start(row), and calls finish(row, state) once per row, from any
+/// thread.
 template <class T, class Start, class Finish>
 void fold_rows(const Tensor& x, Rows rows, Start start, Finish finish) {
     const auto fold = [](BlockReader<T>& reader, auto& state, std::int64_t row_begin, std::int64_t begin,
@@ -47,7 +46,7 @@ void fold_rows(const Tensor& x, Rows rows, Start start, Finish finish) {
             state.fold(reader.read(row_begin + first, n), n, first);
         }
     };
-    if (rows.length > stretch_size) {  // long rows: threads share each
+    if (rows.length > stretch_size) {  // long rows: all threads share each row
         const std::int64_t stretches = (rows.length + stretch_size - 1) / stretch_size;
         using State = decltype(start(std::int64_t{0}));
         std::vector<State> states(static_cast<std::size_t>(rows.count * stretches), start(0));
@@ -70,7 +69,7 @@ void fold_rows(const Tensor& x, Rows rows, Start start, Finish finish) {
     const std::int64_t piece = std::max<std::int64_t>(1, piece_size / std::max<std::int64_t>(1, rows.length));
     parallel_for(rows.count, piece, [&](std::int64_t begin, std::int64_t end) {
         BlockReader<T> reader(x);
-        // Short rows are read several at a time.
+        // Several short rows are read at a time.
         const std::int64_t together =
             rows.length == 0 ? end - begin : std::max<std::int64_t>(1, block_size / rows.length);
         for (std::int64_t row = begin; row < end; row += together) {
@@ -98,7 +97,7 @@ public:
     explicit Output(Tensor& y)
         : to_(static_cast<std::byte*>(y.raw_data())), dtype_(y.dtype()), element_(size_of(y.dtype())) {}
     void store(std::int64_t index, Result result) const {
-        // The usual dtypes are stored at once: rows may be as short as one element.
+        // The usual dtypes are stored directly: rows may be as short as one element.
         if (dtype_ == dtype_of<Result>())
             reinterpret_cast<Result*>(to_)[index] = result;
         else if (std::is_same_v<Result, double> && dtype_ == DType::f32)
@@ -124,10 +123,9 @@ void reduce_rows(const Tensor& x, Rows rows, Tensor& y) {
         [&](std::int64_t row, const State& state) { output.store(row, state.finish(rows.length)); });
 }
 
-// ---- sums down the columns: neighbouring results read neighbouring elements (a bias gradient) ----
+// ---- sums over columns: neighbouring results read neighbouring elements (a bias gradient) ----
 
-/// How many neighbouring elements of y read neighbouring elements of x, where that beats walking along the
-/// rows.
+/// How many neighbouring elements of y read neighbouring elements of x, if this is faster than reading along the rows.
 std::int64_t column_width(const Tensor& x, std::int64_t axes) {
     const auto kept = static_cast<std::size_t>(x.ndim() - axes);
     std::int64_t width = 1;
@@ -143,12 +141,12 @@ std::int64_t column_width(const Tensor& x, std::int64_t axes) {
 template <class T>
 void sum_columns(const Tensor& x, std::int64_t axes, std::int64_t width, bool mean, Tensor& y) {
     constexpr std::int64_t tile = 128;            // columns that one thread sums at a time
-    constexpr std::int64_t rows_in_piece = 1024;  // rows that it sums before others may share the columns
+    constexpr std::int64_t rows_in_piece = 1024;  // rows of a piece, if several threads share the columns
     const Rows rows = rows_of(x, axes);
     const std::int64_t outer = rows.count / width;
     const std::int64_t length = rows.length;
 
-    // (outer.., reduced.., width..): x's axes in the order in which they are walked
+    // (outer.., reduced.., width..): the axes of x in traversal order
     const auto rank = static_cast<std::size_t>(x.ndim());
     const std::size_t kept = rank - static_cast<std::size_t>(axes);
     std::size_t first_of_width = kept;
@@ -205,8 +203,8 @@ void sum_columns(const Tensor& x, std::int64_t axes, std::int64_t width, bool me
     }
 }
 
-/// Walking down columns element by element would read each cache line many times: other reductions turn them
-/// first.
+/// Reading along columns element by element would load each cache line many times: other reductions make a transposed
+/// copy first.
 Tensor with_near_rows(const Tensor& x, std::int64_t axes) {
     return column_width(x, axes) == 1 ? x : potluck::detail::copy_of(x);
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-// What a reduction remembers of the elements it has seen. Each struct folds blocks of a row into itself
-// (`first` is the position of the block in its row), joins the state of the stretch that follows, and
-// finishes with the result. T is the compute type of x: double, float or int64.
+// The states of reductions. Each struct accumulates blocks of a row (`first` is the position of the block in its row),
+// merges the state of the following stretch, and computes the result in finish(). T is the compute type of x: double,
+// float or int64.
 
 #include <algorithm>
 #include <cmath>
@@ -15,14 +15,14 @@
 
 namespace potluck::cpu {
 
-/// A sum in f64 that remembers what rounding cut off (Neumaier, 1974).
+/// A sum in f64 that also accumulates its rounding errors (Neumaier, 1974).
 struct CompensatedSum {
     double sum = 0.0;
     double lost = 0.0;
 
     void add(double value) {
         const double next = sum + value;
-        // Infinities and NaN must stay what they are: their "lost" part would be NaN.
+        // Infinities and NaN must be kept: their rounding error would be NaN.
         if (std::isfinite(next))
             lost += std::fabs(sum) >= std::fabs(value) ? (sum - next) + value : (value - next) + sum;
         sum = next;
@@ -30,8 +30,8 @@ struct CompensatedSum {
     double value() const { return std::isfinite(sum) ? sum + lost : sum; }
 };
 
-/// The sum of transform(values[i]) of one block, in f64. The pragma lets the compiler add in vectors, in an
-/// order that is fixed when it compiles.
+/// The sum of transform(values[i]) over one block, in f64. The pragma lets the compiler vectorise the sum, in an order
+/// that is fixed at compile time.
 template <class T, class Transform>
 double block_sum(const T* values, std::int64_t n, Transform transform) {
     double sum = 0.0;
@@ -84,8 +84,8 @@ private:
     }
 };
 
-/// A sum of squares: sum * 2^(2 exponent). The exponent stays 0 while the squares keep to the range of f64; so 1e200 and
-/// 1e-200 have squares too, as in BLAS's nrm2.
+/// A sum of squares: sum * 2^(2 exponent). The exponent stays 0 while the squares are within the range of f64; so 1e200
+/// and 1e-200 can be squared too, as in BLAS's nrm2.
 struct SquareSum {
     CompensatedSum sum;
     int exponent = 0;
@@ -136,7 +136,7 @@ private:
     }
 };
 
-/// The root of the sum of squares.
+/// The square root of the sum of squares.
 template <class T>
 struct Norm {
     using Result = double;
@@ -184,7 +184,7 @@ struct Mean {
     Result finish(std::int64_t n) const { return total.over(static_cast<double>(n)); }
 };
 
-/// Whether `candidate` takes the place of `best`. NaN beats all numbers; nothing beats a NaN.
+/// Whether `candidate` replaces `best`. NaN beats all numbers; nothing beats a NaN.
 template <class T, bool largest>
 bool beats(T candidate, T best) {
     if constexpr (std::is_integral_v<T>)
@@ -193,7 +193,7 @@ bool beats(T candidate, T best) {
         return (largest ? candidate > best : candidate < best) || (candidate != candidate && best == best);
 }
 
-/// What any element beats or equals.
+/// The identity: any element beats or equals it.
 template <class T, bool largest>
 constexpr T worst() {
     using Limits = std::numeric_limits<T>;
@@ -203,7 +203,7 @@ constexpr T worst() {
         return largest ? Limits::lowest() : Limits::max();
 }
 
-/// The largest or smallest element of one block; NaN when there is one.
+/// The largest or smallest element of one block; NaN if any is NaN.
 template <class T, bool largest>
 T block_extreme(const T* values, std::int64_t n) {
     T best = worst<T, largest>();
@@ -271,7 +271,7 @@ struct LogSumExp {
     void fold(const T* values, std::int64_t n, std::int64_t) {
         const T block_largest = block_extreme<T, true>(values, n);
         if (beats<T, true>(block_largest, largest)) rescale(block_largest);
-        if (!std::isfinite(largest)) return;  // only -inf so far, or inf or NaN, which finish() hands on
+        if (!std::isfinite(largest)) return;  // only -inf so far, or inf or NaN, which finish() returns
         T terms[block_size];
         for (std::int64_t i = 0; i < n; ++i) terms[i] = exponential(values[i] - largest);
         sum += block_sum(terms, n, [](double x) { return x; });
@@ -296,7 +296,7 @@ private:
 };
 
 template <class T, bool wanted>
-struct Search {  // any: is there an element that is true; all: is there one that is false
+struct Search {  // any: is an element true; all: is an element false
     using Result = bool;
     bool found = false;
 
@@ -309,7 +309,7 @@ struct Search {  // any: is there an element that is true; all: is there one tha
     Result finish(std::int64_t) const { return found == wanted; }
 };
 
-/// The sum of (x - center)^2, and of (x - center), which corrects for the rounding of the center.
+/// The sum of (x - center)^2, and that of (x - center), which corrects the rounding error of the center.
 template <class T>
 struct SquaredDeviations {
     double center = 0.0;
@@ -324,7 +324,7 @@ struct SquaredDeviations {
         squares.add(next.squares.sum.value(), next.squares.exponent);
         deviations.join(next.deviations);
     }
-    /// The variance, or its root.
+    /// The variance, or its square root.
     double finish(std::int64_t n, double correction, bool root) const {
         const auto count = static_cast<double>(n);
         if (count <= correction) return std::numeric_limits<double>::quiet_NaN();

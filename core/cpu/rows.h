@@ -1,7 +1,6 @@
 #pragma once
 
-// For kernels that work along the last axis: whole rows in the compute type, and sums along them whose order
-// is fixed.
+// For kernels that work along the last axis: whole rows in the compute type, and sums along them in a fixed order.
 
 #include <algorithm>
 #include <cmath>
@@ -20,14 +19,13 @@ namespace potluck::cpu {
 template <class T>
 inline constexpr T infinity = std::numeric_limits<T>::infinity();
 
-/// Rows that one thread takes at a time, so that a piece is some 16 thousand elements.
+/// Number of rows that one thread processes at a time, so that a piece has about 16 thousand elements.
 inline std::int64_t rows_per_piece(std::int64_t width) {
     return std::max<std::int64_t>(1, piece_size / std::max<std::int64_t>(1, width));
 }
 
-/// Reads rows along the last axis of a tensor of any strides and floating dtype as dense arrays of T (double
-/// or float). A row that already lies in memory as such is handed out in place. One object a thread and
-/// piece.
+/// Reads rows along the last axis of a tensor of any strides and floating dtype as dense arrays of T (double or float).
+/// A row that already has this layout is returned without a copy. One object per thread and piece.
 template <class T>
 class RowReader {
 public:
@@ -74,8 +72,7 @@ public:
         if (dtype_ != dtype_of<T>()) buffer_.resize(static_cast<std::size_t>(width_));
     }
 
-    /// Where to put the row. The content is undefined, unless it was handed out by the reader of the same
-    /// memory.
+    /// Returns where to write the row. The content is undefined, unless the reader of the same memory returned it.
     T* begin(std::int64_t row) {
         to_ = base_ + row * row_bytes_;
         return buffer_.empty() ? reinterpret_cast<T*>(to_) : buffer_.data();
@@ -103,11 +100,11 @@ std::vector<T> read_vector(const Tensor& x) {
     return values;
 }
 
-/// Partial results that are kept side by side, so that the compiler computes them in vector registers.
+/// Partial results that are kept in parallel, so that the compiler uses vector registers.
 inline constexpr std::int64_t lane_count = 32;
 
-/// term(0) + ... + term(n - 1), in lanes and blocks of a fixed size: never more than a few dozen terms after
-/// another in T, the blocks in double.
+/// term(0) + ... + term(n - 1), in lanes and blocks of a fixed size: at most a few dozen terms are added sequentially
+/// in T, and the blocks in double.
 template <class T, class Term>
 double sum_of(std::int64_t n, Term&& term) {
     double total = 0;
@@ -129,8 +126,7 @@ double sum_of(std::int64_t n, Term&& term) {
     return total;
 }
 
-/// Mean over a row of term(i), which is 0 for an empty row. When the sum leaves the range of T it is taken in
-/// f64.
+/// Mean of term(i) over a row; 0 for an empty row. When the sum overflows T it is computed in f64.
 template <class T, class Term>
 double mean_of(std::int64_t n, Term&& term) {
     if (n == 0) return 0;
@@ -173,8 +169,8 @@ struct MeanSquare {
     }
 };
 
-/// Mean of (x - center)^2 over a row: the second of the two passes. Squares that leave the range of T are taken in f64, or
-/// scaled by a power of two; `epsilon` is what will be added to the mean.
+/// Mean of (x - center)^2 over a row: the second of the two passes. Squares out of the range of T are computed in f64,
+/// or scaled by a power of two; `epsilon` is the number that will be added to the mean.
 template <class T>
 MeanSquare mean_square(const T* x, T center, std::int64_t n, double epsilon) {
     if (n == 0) return {};
@@ -230,7 +226,7 @@ private:
     T part_, mean_, factor_;
 };
 
-/// The largest of n elements, where NaN does not count; -inf when there is none.
+/// The largest of n elements, ignoring NaN; -inf when there is none.
 template <class T>
 T largest_of(const T* x, std::int64_t n) {
     T lanes[lane_count];

@@ -23,7 +23,7 @@ template <class T>
 void softmax_row(const T* x, T* y, std::int64_t n) {
     const T largest = largest_of(x, n);
     const double total = exponentials(x, largest == -infinity<T> ? T{0} : largest, y, n);
-    // Nothing but -inf gives 0, not 0 / 0.
+    // A row of -inf only gives 0, not 0 / 0.
     const T factor = total == 0 ? T{0} : static_cast<T>(1 / total);
     for (std::int64_t i = 0; i < n; ++i) y[i] *= factor;
 }
@@ -49,7 +49,7 @@ void softmax_backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
 
 template <class T>
 void log_softmax_backward_row(const T* y, const T* dy, T* dx, std::int64_t n) {
-    // A row of -inf only does not depend on its elements in any useful way: its gradient is 0.
+    // The softmax of a row of -inf only is defined as 0, a constant: its gradient is 0.
     const bool is_dead = std::all_of(y, y + n, [](T value) { return value == -infinity<T>; });
     if (is_dead) {
         std::fill_n(dx, n, T{0});

@@ -20,7 +20,7 @@ struct Candidate {
     std::int64_t index;
 };
 
-/// Whether a comes before b: by value (NaN is the largest), among equals by index.
+/// Whether a is ordered before b: by value (NaN is the largest), among equals by index.
 template <class T, bool largest>
 bool comes_before(const Candidate<T>& a, const Candidate<T>& b) {
     const bool a_is_nan = a.value != a.value;
@@ -47,7 +47,7 @@ void topk_rows(const Tensor& x, std::int64_t k, Tensor& values, Tensor& indices)
                 const T* block = reader.read(row * n + first, length);
                 for (std::int64_t i = 0; i < length; ++i) {
                     const bool full = static_cast<std::int64_t>(best.size()) == k;
-                    // Most elements end here. NaN fails the comparison; an equal one has a higher index.
+                    // Most elements are rejected here. NaN fails the comparison; an equal element has a higher index.
                     if (full && (largest ? block[i] <= best.front().value : block[i] >= best.front().value))
                         continue;
                     const Candidate<T> candidate{block[i], first + i};
@@ -79,8 +79,8 @@ void topk_rows(const Tensor& x, std::int64_t k, Tensor& values, Tensor& indices)
 
 // ---- multinomial ----
 
-/// Weights at the leaves of a binary tree whose inner nodes hold the sums below them. Taking a weight out
-/// computes the sums above it anew, so that nothing drifts and what has been taken weighs exactly 0.
+/// Weights at the leaves of a binary tree whose inner nodes hold the sums below them. Removing a weight recomputes the
+/// sums above it, so that rounding errors do not accumulate and a removed weight is exactly 0.
 class WeightTree {
 public:
     void assign(const std::vector<double>& weights) {
@@ -90,14 +90,13 @@ public:
         std::copy(weights.begin(), weights.end(), sums_.begin() + static_cast<std::ptrdiff_t>(leaves_));
         for (std::size_t node = leaves_ - 1; node > 0; --node) add_children(node);
     }
-    /// The leaf in which the running sum of weights passes share * total, share in (0, 1). Never one that
-    /// weighs 0.
+    /// The leaf at which the running sum of weights exceeds share * total, share in (0, 1). Never one with weight 0.
     std::int64_t find(double share) const {
         double rest = share * sums_[1];
         std::size_t node = 1;
         while (node < leaves_) {
             const double left = sums_[2 * node];
-            // Rounding may leave a rest behind the last weight: never go where nothing is.
+            // Rounding may leave a remainder after the last weight: never descend into an empty subtree.
             const bool go_left = rest < left || sums_[2 * node + 1] == 0.0;
             node = 2 * node + (go_left ? 0 : 1);
             if (!go_left) rest -= left;
@@ -140,7 +139,7 @@ void read_weights(BlockReader<double>& reader, std::int64_t row, std::int64_t ne
     for (double& weight : weights) weight *= scale;
 }
 
-/// A number in (0, 1) from element `element` of the stretch.
+/// A number in (0, 1) from random number `element` of the sequence at `key`.
 double uniform_at(RandomKey key, std::int64_t element) {
     const auto block = philox(key, static_cast<std::uint64_t>(element / 4));
     return (block[static_cast<std::size_t>(element % 4)] + 0.5) * 0x1p-32;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Small matrix products on tiles that lie in the cache: the inner loop of attention. A tile is row-major, and
-// its width is padded to whole vectors, so that there are no odd columns.
+// Small matrix products on tiles in the cache: the inner loop of attention. A tile is row-major, and its width is
+// padded to whole vectors, so that there are no remaining columns.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@ namespace potluck::cpu {
 
 #if defined(__AVX512F__)
 inline constexpr std::int64_t vector_bytes = 64;
-inline constexpr int product_rows = 8;  // rows at once: rows x 2 sums must fit into the registers
+inline constexpr int product_rows = 8;  // rows at a time: rows x 2 sums must fit into the registers
 #elif defined(__AVX__)
 inline constexpr std::int64_t vector_bytes = 32;
 inline constexpr int product_rows = 6;
@@ -18,17 +18,17 @@ inline constexpr std::int64_t vector_bytes = 16;
 inline constexpr int product_rows = 6;
 #endif
 
-/// Elements of one vector register.
+/// Number of elements in one vector register.
 template <class T>
 inline constexpr std::int64_t vector_width = vector_bytes / static_cast<std::int64_t>(sizeof(T));
 
-/// The width of a tile that holds `columns` columns.
+/// The padded width of a tile with `columns` columns.
 template <class T>
 constexpr std::int64_t padded(std::int64_t columns) {
     return (columns + vector_width<T> - 1) / vector_width<T> * vector_width<T>;
 }
 
-/// The left factor of a product, of any strides (so it may be a tile or a transposed tile).
+/// The left factor of a product, with any strides (so it may be a tile or a transposed tile).
 template <class T>
 struct LeftTile {
     const T* data;
@@ -37,7 +37,7 @@ struct LeftTile {
 
 namespace detail {
 
-/// `rows` x `vectors` vectors of c, summed in registers.
+/// Computes `rows` x `vectors` vectors of c, with the sums in registers.
 template <class T, int rows, int vectors>
 void product_block(std::int64_t depth, LeftTile<T> a, const T* b, std::int64_t b_width, T* c,
                    std::int64_t c_width, bool accumulate) {
@@ -85,8 +85,8 @@ void product_rows_left(std::int64_t count, std::int64_t depth, LeftTile<T> a, co
 
 }  // namespace detail
 
-/// c = a b, or c += a b: a (rows, depth), b (depth, columns), c (rows, columns); columns are whole vectors, b
-/// and c have rows of b_width and c_width elements.
+/// c = a b, or c += a b: a (rows, depth), b (depth, columns), c (rows, columns); columns are whole vectors, and b and c
+/// have row strides b_width and c_width.
 template <class T>
 void tile_product(std::int64_t rows, std::int64_t columns, std::int64_t depth, LeftTile<T> a, const T* b,
                   std::int64_t b_width, T* c, std::int64_t c_width, bool accumulate) {
@@ -102,7 +102,7 @@ void tile_product(std::int64_t rows, std::int64_t columns, std::int64_t depth, L
 
 namespace detail {
 
-/// `bytes` of lanes joined by halves.
+/// Reduces `bytes` of lanes by halves.
 template <class T, std::int64_t bytes, class Operation>
 T fold_lanes(const T* lanes, Operation operation) {
     if constexpr (bytes == 2 * sizeof(T)) {
@@ -117,7 +117,8 @@ T fold_lanes(const T* lanes, Operation operation) {
 
 }  // namespace detail
 
-/// All elements of a row of whole vectors (at least one) joined by an operation on numbers and on vectors.
+/// Reduces all elements of a row of whole vectors (at least one) by an operation that is defined on numbers and
+/// vectors.
 template <class T, class Operation>
 T fold_row(const T* row, std::int64_t width, Operation operation) {
     typedef T Vector __attribute__((vector_size(vector_bytes), may_alias));

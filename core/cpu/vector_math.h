@@ -1,13 +1,11 @@
 #pragma once
 
-// Elementary functions without branches, so that the compiler turns a plain loop over them into vector
-// instructions.
+// Elementary functions without branches, so that the compiler vectorises a plain loop over them.
 //
-// The f32 versions are our own: polynomials fitted by the Remez algorithm to the stated error, around an
-// exact reduction of the argument. NaN goes in and comes out, infinities and subnormal results are right. The
-// bounds (in units in the last place, against f64) are checked over the whole range by
-// tests/ops/activation.cpp. They are always inlined: a loop with a call in it has no vector instructions. The
-// f64 versions are those of the C++ library.
+// The f32 versions are our own: polynomials fitted by the Remez algorithm to the stated error, after an exact argument
+// reduction. NaN is passed on; infinities and subnormal results are correct. tests/ops/activation.cpp checks the bounds
+// (in units in the last place, against f64) over the whole range. The functions are always inlined: a loop with a call
+// in it is not vectorised. The f64 versions are those of the C++ library.
 
 #include <algorithm>
 #include <bit>
@@ -18,14 +16,14 @@ namespace potluck::cpu {
 
 namespace detail {
 
-/// 2^n for n in [-126, 127], given as an unsigned number that may have wrapped.
+/// 2^n for n in [-126, 127], given as an unsigned number that may have wrapped around.
 [[gnu::always_inline]] constexpr float power_of_two(std::uint32_t n) {
     return std::bit_cast<float>((n + 127U) << 23);
 }
 
-/// x with its magnitude cut to `limit`; NaN is cut too. In integers: of what follows a floating comparison
-/// with a constant the compiler makes two versions and computes both, and operations on the subnormal numbers
-/// of the one that nobody asked for take a hundred times as long.
+/// Clamps the magnitude of x (and NaN) to `limit`. It uses integer operations, because after a floating comparison with
+/// a constant the compiler computes both alternatives, and the one that is not needed may contain subnormal numbers,
+/// which take a hundred times as long.
 [[gnu::always_inline]] constexpr float cut(float x, float limit) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = std::min(bits & 0x7fffffffU, std::bit_cast<std::uint32_t>(limit));
@@ -48,7 +46,7 @@ namespace detail {
     p = p * r + 0x1.55548ap-3F;
     p = p * r + 0x1.fffffcp-2F;
     const float e = 1.0F + (r + r * r * p);
-    // In two steps, as 2^n may be no normal number although the result is one (or rounds to a subnormal).
+    // In two steps, as 2^n may be out of range although the result is not (or rounds to a subnormal).
     const std::uint32_t whole =
         std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(to_integer);
     const std::uint32_t half = static_cast<std::uint32_t>(static_cast<std::int32_t>(whole) >> 1);
@@ -59,13 +57,13 @@ namespace detail {
 
 /// exp(x) to 1 ulp.
 [[gnu::always_inline]] inline float exponential(float x) {
-    const float y = detail::exponential_of_sum(detail::cut(x, 104.5F), 0.0F);  // 0 and infinity from there on
+    const float y = detail::exponential_of_sum(detail::cut(x, 104.5F), 0.0F);  // 0 or infinity beyond it
     return x != x ? x : y;
 }
 inline double exponential(double x) { return std::exp(x); }
 
-/// exp(x) to 1 ulp for x <= 87, where what is below the normal numbers is 0: for the weights of a softmax,
-/// whose largest is 1. Half the work of exponential().
+/// exp(x) to 1 ulp for x <= 87, with subnormal results flushed to 0: for the weights of a softmax, whose largest is 1.
+/// Half the work of exponential().
 [[gnu::always_inline]] inline float exponential_weight(float x) {
     constexpr float log2_of_e = 0x1.715476p+0F;
     constexpr float ln2_high = 0x1.62e400p-1F;
@@ -77,14 +75,14 @@ inline double exponential(double x) { return std::exp(x); }
     const float p = (((0x1.6a1aaep-10F * r + 0x1.123fc6p-7F) * r + 0x1.555916p-5F) * r + 0x1.55548ap-3F) * r +
                     0x1.fffffcp-2F;
     const float e = 1.0F + (r + r * r * p);
-    // Times 2^n, by way of the exponent; the bits of to_integer are shifted out.
+    // Multiply by 2^n by adding n to the exponent; the bits of to_integer are shifted out.
     const float y =
         std::bit_cast<float>(std::bit_cast<std::uint32_t>(e) + (std::bit_cast<std::uint32_t>(shifted) << 23));
     return x < -87.0F ? 0.0F : y;
 }
 inline double exponential_weight(double x) { return std::exp(x); }
 
-/// Natural logarithm to 2 ulp: -inf at 0, NaN below.
+/// Natural logarithm to 2 ulp: -inf at 0, NaN for negative numbers.
 [[gnu::always_inline]] inline float logarithm(float x) {
     constexpr float ln2_high = 0x1.62e400p-1F;
     constexpr float ln2_low = 0x1.7f7d1cp-20F;
@@ -109,7 +107,7 @@ inline double exponential_weight(double x) { return std::exp(x); }
     float y = n * ln2_high + (f + (low - 0.5F * square));
     y = x == 0.0F ? -__builtin_inff() : y;
     y = x < 0.0F ? __builtin_nanf("") : y;
-    return x < __builtin_inff() ? y : x + x * (x < 0.0F ? 0.0F : 1.0F);  // infinity and NaN pass
+    return x < __builtin_inff() ? y : x + x * (x < 0.0F ? 0.0F : 1.0F);  // infinity and NaN are passed on
 }
 inline double logarithm(double x) { return std::log(x); }
 
@@ -136,15 +134,15 @@ template <class T>
 }
 inline double hyperbolic_tangent(double x) { return std::tanh(x); }
 
-/// The upper tail of the standard normal distribution at |x|, and exp(-x^2 / 2), which it needs on the way.
+/// The upper tail of the standard normal distribution at |x|, and exp(-x^2 / 2), an intermediate result.
 struct NormalTail {
     float tail;
     float bell;
 };
-/// Both to 5 ulp, in relative terms also far out in the tail. (constexpr: so kernels of CUDA devices may call it.)
+/// Both to 5 ulp, relative also far out in the tail. (constexpr, so that CUDA kernels may call it.)
 [[gnu::always_inline]] constexpr NormalTail normal_tail(float x) {
-    const float a = detail::cut(std::fabs(x), 14.5F);  // both are 0 from there on
-    // a^2 = high^2 + (a - high) (a + high), where high has 12 bits and so an exact square: x^2 to more than
+    const float a = detail::cut(std::fabs(x), 14.5F);  // both are 0 beyond the limit
+    // a^2 = high^2 + (a - high) (a + high), where high has 12 bits and so an exact square: this gives x^2 to more than
     // 24 bits.
     const float high = std::bit_cast<float>(std::bit_cast<std::uint32_t>(a) & 0xfffff000U);
     const float bell = detail::exponential_of_sum(-0.5F * high * high, -0.5F * (a - high) * (a + high));

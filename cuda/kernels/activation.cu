@@ -1,9 +1,9 @@
-// Functions of one tensor, among them the activations, and the fused gradients of these. One thread takes one pack of
-// neighbours (element_map.h) and asks once for the pack which op is wanted, so there is one kernel for each dtype, not one
-// for each dtype and op.
+// Functions of one tensor, among them the activations, and the fused gradients of these. One thread processes a pack of
+// adjacent elements (element_map.h) and dispatches on the op once per pack, so there is one kernel per dtype, not one
+// per dtype and op.
 //
-// Floors: unary reads and writes each element once (2 sizeof(T) bytes), unary_backward reads x and dy and writes dx
-// (3 sizeof(T) bytes). The arithmetic, at most some forty operations an element, hides behind the memory.
+// Floors: unary reads and writes each element once (2 sizeof(T) bytes), unary_backward reads x and dy and writes dx (3
+// sizeof(T) bytes). The arithmetic, at most some forty operations per element, overlaps with the memory accesses.
 
 #include "core/elementwise_errors.h"
 #include "cuda/kernel_device.h"
@@ -25,13 +25,13 @@ struct Unary {
     }
 };
 
-/// Called, not taken in: one copy of the long arithmetic for a whole pack.
+/// Not inlined: one copy of the long arithmetic serves the whole pack.
 template <class T>
 [[gnu::noinline]] __device__ T sine_or_cosine(UnaryOp op, T x) {
     return op == UnaryOp::sine ? std::sin(x) : std::cos(x);
 }
 
-/// Apart from the others: arguments far from 0 take long arithmetic on a stack, which a whole kernel then has.
+/// A separate kernel: large arguments need long arithmetic with a stack frame, which would affect the whole kernel.
 struct SineOrCosine {
     UnaryOp op;
     template <int N, class T>
@@ -54,7 +54,7 @@ struct Test {
                 y.values[i] = value == 0;
             else if (op == UnaryOp::is_nan)
                 y.values[i] = value != value;
-            else  // infinity - infinity and NaN - NaN are NaN, which differs from itself
+            else  // infinity - infinity and NaN - NaN are NaN, which is not equal to itself
                 y.values[i] = value - value == 0;
         }
     }

@@ -1,15 +1,15 @@
 #pragma once
 
-// Elements whose dtype is known at run time only, the same for a whole block: every lane takes the same branch, which
-// costs a kernel that waits for memory nothing, and one launch can work on tensors of different dtypes.
+// Access to elements whose dtype is known only at run time and is the same for a whole block. All lanes take the same
+// branch, which costs a memory-bound kernel nothing, and one launch can process tensors of different dtypes.
 
 #include "core/dtype.h"
 #include "cuda/kernels/numbers.h"
 
 namespace potluck::cuda {
 
-/// Elements [first, first + N) of a floating tensor as T (float or double), by one load for N > 1: then the address must
-/// be a multiple of N elements.
+/// Loads elements [first, first + N) of a floating tensor as T (float or double), by a single load for N > 1: then the
+/// address must be a multiple of N elements.
 template <int N, class T>
 __device__ inline void load_any(T (&to)[N], const void* from, DType dtype, std::int64_t first) {
     const auto load = [&](auto zero) {
@@ -27,7 +27,7 @@ __device__ inline void load_any(T (&to)[N], const void* from, DType dtype, std::
         load(double{});
 }
 
-/// The other way, rounded to nearest.
+/// The reverse: stores, rounded to nearest.
 template <int N, class T>
 __device__ inline void store_any(void* to, DType dtype, std::int64_t first, const T (&from)[N]) {
     const auto store = [&](auto zero) {
@@ -46,7 +46,7 @@ __device__ inline void store_any(void* to, DType dtype, std::int64_t first, cons
         store(double{});
 }
 
-/// Whether load_any and store_any may take N elements at once from places that are multiples of N.
+/// Whether load_any and store_any may access N elements at once at multiples of N.
 template <int N>
 bool is_aligned_for_any(const void* data, DType dtype) {
     return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(N * size_of(dtype)) == 0;

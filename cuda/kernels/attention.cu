@@ -6,11 +6,12 @@
 #include "cuda/kernels/attention_plain.h"
 #include "cuda/kernels/attention_tiles.h"
 
-// Attention in tiles (Dao, "FlashAttention-2", 2023, arXiv:2307.08691): a block owns a tile of queries and walks over the
-// keys. The scores of a tile live in registers and are never stored. Each query keeps its largest score and the sum of its
-// exponentials so far, and corrects what it has summed when a larger score comes; their logarithm stays for backward.
+// Attention in tiles (Dao, "FlashAttention-2", 2023, arXiv:2307.08691): a block owns a tile of queries and iterates
+// over the keys. The scores of a tile stay in registers and are never stored. Each query keeps a running maximum and
+// sum of exponentials, and rescales its sums when a larger score appears; their logarithm (logsumexp) is saved for
+// backward.
 //
-// Halves with sizes up to 256 go through the tensor cores (attention_tensor_core.cu). Here: the kernel for f32, f64 and
+// Half types with sizes up to 256 use the tensor cores (attention_tensor_core.cu). Here: the kernel for f32, f64 and
 // every size. A block has 64 queries and one slice of value columns; see attention_plain.h for the threads.
 
 namespace potluck::cuda {
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(plain_threads, 1)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 scores[i][j] = rules.score(scores[i][j], batch, head, query, first_key + plain_x() + 16 * j);
-                // NaN is no larger than anything: it shows up in the sum of exponentials.
+                // NaN fails every comparison: it shows up in the sum of exponentials.
                 if (scores[i][j] > tile_largest) tile_largest = scores[i][j];
             }
             for (int distance = 8; distance > 0; distance /= 2) {

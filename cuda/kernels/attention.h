@@ -12,7 +12,7 @@ void attention_by_kernels(const Tensor& q, const Tensor& k, const Tensor& v, con
                           const AttentionSpec& options, Tensor& y, Tensor& logsumexp,
                           const std::uint64_t* random_advance, cudaStream_t stream);
 
-/// dmask, where defined and causal, must hold zeros: tiles that no query sees are skipped.
+/// dmask, if defined and causal, must be initialised to zeros: tiles that no query sees are skipped.
 void attention_backward_by_kernels(const Tensor& q, const Tensor& k, const Tensor& v,
                                    const Tensor& mask_or_none, const Tensor& y, const Tensor& logsumexp,
                                    const Tensor& dy, const AttentionSpec& options, Tensor& dq, Tensor& dk,

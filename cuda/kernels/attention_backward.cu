@@ -6,17 +6,17 @@
 #include "cuda/kernels/attention_plain.h"
 #include "cuda/kernels/attention_tiles.h"
 
-// The gradients of attention, the weights of each tile computed anew from the logsumexp of forward. With P the weights
-// after dropout factors f, and dot = dy . y:
+// The gradients of attention. The weights of each tile are recomputed from the logsumexp of forward. With P the weights
+// after the dropout factors f, and dot = dy . y:
 //
 //   dv = P^T dy        dP = dy v^T        dS = P (f dP - dot)        dk = scale dS^T q        dq = scale dS k
 //
-// First a warp per query computes dot. Then one kernel whose blocks own tiles of keys makes dk and dv, going through the
-// queries of all heads of the group in order, and one whose blocks own tiles of queries makes dq (and dmask). Each sum
-// belongs to one block, so nothing is added by atomics and the same input gives the same bits; the price is that scores
-// and dP are computed twice.
+// First, one warp per query computes dot. Then a kernel whose blocks own tiles of keys computes dk and dv, going
+// through the queries of all heads of the group in order, and a kernel whose blocks own tiles of queries computes dq
+// (and dmask). Each sum belongs to one block, so there are no atomics and the same input gives the same bits; the cost
+// is that scores and dP are computed twice.
 //
-// Halves with sizes up to 256 go through the tensor cores (attention_backward_tensor_core.cu). Here: f32, f64 and every
+// Half types with sizes up to 256 use the tensor cores (attention_backward_tensor_core.cu). Here: f32, f64 and every
 // size; see attention_plain.h for the threads.
 
 namespace potluck::cuda {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(dot_threads)
     }
 }
 
-/// A thread's part of a tile: weights after dropout, and gradients of the scores.
+/// A thread's elements of a tile: weights after dropout, and gradients of the scores.
 template <class C>
 struct ScoreGradients {
     C weights[4][4], gradients[4][4];
@@ -72,7 +72,7 @@ __device__ void score_gradients(const AttentionBackward<T>& arguments, std::int6
         for (int j = 0; j < 4; ++j) {
             const std::int64_t key = first_key + plain_x() + 16 * j;
             const C score = rules.score(tile.weights[i][j], batch, head, query, key);
-            // What takes no part is 0 whatever stands in its key, its value, or in the statistics of the query.
+            // A hidden weight is 0 whatever its key, its value, or the statistics of the query contain.
             const C weight = is_hidden(score) ? C{0} : std::exp(score - shift);
             const C factor = rules.has_dropout ? rules.dropout_factor(batch, head, query, key) : C{1};
             const C passed = factor == C{0} ? C{0} : tile.gradients[i][j] * factor;

@@ -3,17 +3,17 @@
 
 #include "cuda/kernels/attention_fragments.h"
 
-// The gradients of attention of halves by tensor cores (the algorithm: attention_backward.cu). A block of 4 warps owns a
-// tile of keys (for dk and dv) or of queries (for dq), each warp 16 or 32 rows of it. The other side passes through shared
-// memory in tiles, copied asynchronously: the next arrives while a tile is worked on. Scores are computed with the owned
-// rows as rows, so the weights and gradients of a warp go from registers to registers into its sums.
+// The gradients of attention of half types by tensor cores (the algorithm: attention_backward.cu). A block of 4 warps
+// owns a tile of keys (for dk and dv) or of queries (for dq), 16 or 32 rows per warp. The other operand passes through
+// shared memory in tiles that are copied asynchronously: the next tile is loaded while one is processed. The owned rows
+// are the rows of the score tile, so the weights and gradients of a warp enter its sums directly from registers.
 
 namespace potluck::cuda {
 namespace {
 
 template <int Size, bool General>
 struct BackwardShape {
-    static constexpr int fragments = Size <= (General ? 32 : 64) ? 2 : 1;  // of 16 owned rows, in a warp
+    static constexpr int fragments = Size <= (General ? 32 : 64) ? 2 : 1;  // per warp, each of 16 owned rows
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int owned = fragment_warps * warp_rows;  // rows of a block
     static constexpr int passing = Size <= 128 ? 32 : 16;     // rows of a tile of the other side
@@ -24,7 +24,7 @@ struct BackwardShape {
         std::size_t{2} * static_cast<std::size_t>((owned + stages * passing) * stride);
 };
 
-/// Logsumexp (what is subtracted from scores) and dot of the queries of a tile.
+/// Logsumexp (which is subtracted from scores) and dot for the queries of a tile.
 template <int Queries>
 struct QueryStatistics {
     float shift[Queries];
@@ -36,15 +36,15 @@ __device__ inline float query_shift(const AttentionBackward<T>& arguments, std::
     return shift_of(arguments.logsumexp[row]) * std::numbers::log2e_v<float>;
 }
 
-/// How many of `count` keys from first_key on a query sees.
+/// How many of `count` keys, starting with first_key, a query sees.
 __device__ inline int seen_of(const AttentionRules<float>& rules, std::int64_t query, std::int64_t first_key,
                               int count) {
     const std::int64_t seen = query < rules.queries ? rules.keys_seen_by(query) - first_key : 0;
     return seen < count ? static_cast<int>(seen) : count;
 }
 
-/// Products q . k become the weights that dropout keeps (to be scaled by kept_factor), and products dy . v gradients of the
-/// scores: one element.
+/// Converts one element: the product q . k to the weight after dropout (not yet scaled by kept_factor), and the product
+/// dy . v to the gradient of the score.
 template <bool General>
 __device__ inline void to_gradient(const AttentionRules<float>& rules, const AttentionPlace& place,
                                    std::int64_t query, std::int64_t key, bool is_seen, float shift, float dot,
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(fragment_threads, 2)
         copy_async_wait<Shape::stages - 1>();
         __syncthreads();  // the tile of this step has arrived
         const std::int64_t first_query = step.query;
-        // Warps whose keys lie beyond the last, or are seen by none of the queries, only help to load.
+        // Warps whose keys are out of range, or are seen by none of the queries, only help to load.
         const bool is_active = first_key < rules.keys && first_query + queries > first_query_of_warp;
         T* q_tile = q_tiles + stage * queries * Shape::stride;
         T* dy_tile = dy_tiles + stage * queries * Shape::stride;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(fragment_threads, 2)
                         }
                 }
         }
-        // What hides_any() says or more of it: causality hides nothing from queries so far behind the first.
+        // A superset of hides_any(): causality hides nothing from queries so far behind the first key.
         const bool may_hide = General || (rules.causal && first_query < first_step + queries + Shape::owned);
         const bool with_care = may_hide && __syncthreads_or(holds_non_finite<queries, Size>(q_tile) ||
                                                             holds_non_finite<queries, Size>(dy_tile)) != 0;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(fragment_threads, 2)
         }
         copy_async_wait<Shape::stages - 1>();
         __syncthreads();  // the tile of this step has arrived
-        // Warps whose queries lie beyond the last, or see none of the keys, only help to load.
+        // Warps whose queries are out of range, or see none of the keys, only help to load.
         const bool is_active = first_key < seen_by_warp;
         T* k_tile = k_tiles + stage * keys * Shape::stride;
         Fragments<rows, keys / 8> weights, gradients;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Attention by tensor cores, what forward and backward share: tiles of halves in shared memory, and the two products of a
-// warp. A block has 4 warps; each owns 16 or 32 rows of the block's tile (queries, or keys in the kernel of dk and dv) and
-// keeps scores and sums of these rows in registers as C fragments (tensor_core.h).
+// Attention by tensor cores, shared by forward and backward: tiles of half-type elements in shared memory, and the two
+// products of a warp. A block has 4 warps; each owns 16 or 32 rows of the block's tile (queries, or keys in the kernel
+// for dk and dv) and keeps scores and sums of these rows in registers as C fragments (tensor_core.h).
 
 #include <algorithm>
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace potluck::cuda {
 inline constexpr int fragment_warps = 4;
 inline constexpr int fragment_threads = fragment_warps * warp_size;
 
-/// Distance of the rows of a tile of `size` columns in shared memory, in halves. With 16 bytes more than the row needs,
-/// 8 rows at the same column lie in 8 different groups of banks, so ldmatrix reads them at once.
+/// Row stride of a tile of `size` columns in shared memory, in elements. With 16 bytes of padding per row, 8 rows at
+/// the same column lie in 8 different groups of banks, so ldmatrix reads them without bank conflicts.
 constexpr int tile_stride(int size) { return size + 8; }
 
-/// A C fragment for each of Rows x Columns tiles of 16 x 8.
+/// One C fragment for each of Rows x Columns tiles of 16 x 8.
 template <int Rows, int Columns>
 using Fragments = float[Rows][Columns][4];
 
@@ -37,12 +37,12 @@ __device__ inline void clear(Fragments<Rows, Columns>& sums) {
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % warp_size; }
 __device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / warp_size; }
 
-/// Where float e of a C fragment lies in its tile.
+/// The position of float e of a C fragment in its tile.
 __device__ inline int fragment_row(int e) { return lane_index() / 4 + e / 2 * 8; }
 __device__ inline int fragment_column(int e) { return lane_index() % 4 * 2 + e % 2; }
 
-/// The number of this thread, found anew wherever it is asked for: what a rare branch makes of it is not computed ahead and
-/// kept in registers through the loop around.
+/// The thread index, recomputed at each call: values that a rare branch derives from it are then not precomputed and
+/// kept in registers throughout the surrounding loop.
 __device__ inline int thread_found_anew() {
     int thread = static_cast<int>(threadIdx.x);
 #if !POTLUCK_CUDA_EMULATED
@@ -51,8 +51,8 @@ __device__ inline int thread_found_anew() {
     return thread;
 }
 
-/// Starts to load rows [first, first + Rows) of x into a tile of Size columns; 0 outside x. The whole block takes part;
-/// rows that begin at multiples of 16 bytes are copied asynchronously, others element by element.
+/// Starts to load rows [first, first + Rows) of x into a tile of Size columns; 0 outside x. All threads of the block
+/// take part; rows that begin at multiples of 16 bytes are copied asynchronously, others element by element.
 template <int Rows, int Size, class T>
 __device__ inline void load_tile(const AttentionOperand<T>& x, const T* head, std::int64_t first, T* tile) {
     constexpr int pack = Pack<T>::size;
@@ -117,12 +117,12 @@ __device__ inline void multiply_rows(const T* a, const T* b, Fragments<Rows, Col
     static_assert(Depth % 16 == 0 && Columns % 2 == 0);
     constexpr int stride = tile_stride(Depth);
     const int lane = lane_index();
-    // The four 8 x 8 matrices of ldmatrix: of a upper left, lower left, upper right, lower right; of b, two tiles of 8
-    // rows, left and right half each.
+    // The four 8 x 8 matrices of ldmatrix. For a: upper left, lower left, upper right, lower right; for b: two tiles of
+    // 8 rows, left and right half of each.
     const T* a_row = a + lane % 16 * stride + lane / 16 * 8;
     const T* b_row = b + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
     clear(sums);
-    __syncwarp();  // the instructions below need all lanes at one place, wherever they come from
+    __syncwarp();  // the instructions below need all lanes converged
 #pragma unroll
     for (int k = 0; k < Depth; k += 16) {
         std::uint32_t left[Rows][4];
@@ -141,8 +141,8 @@ __device__ inline void multiply_rows(const T* a, const T* b, Fragments<Rows, Col
     }
 }
 
-/// sums += weights (16 Rows, 8 Depth), in registers, rounded to halves on the way, times b (8 Depth, 8 Columns) in a tile
-/// of Size columns in shared memory.
+/// sums += weights (16 Rows, 8 Depth), which are in registers and are rounded to the half type, times b (8 Depth, 8
+/// Columns) in a tile of Size columns in shared memory.
 template <int Size, class T, int Rows, int Depth, int Columns>
 __device__ inline void accumulate_rows(const Fragments<Rows, Depth>& weights, const T* b,
                                        Fragments<Rows, Columns>& sums) {
@@ -150,7 +150,7 @@ __device__ inline void accumulate_rows(const Fragments<Rows, Depth>& weights, co
     constexpr int stride = tile_stride(Size);
     const int lane = lane_index();
     const T* b_row = b + lane % 16 * stride + lane / 16 * 8;
-    __syncwarp();  // lanes may have taken different ways through masks, dropout and comparisons
+    __syncwarp();  // lanes may have diverged in masks, dropout and comparisons
 #pragma unroll
     for (int k = 0; k < Depth; k += 2) {
         std::uint32_t left[Rows][4];
@@ -176,12 +176,12 @@ __device__ inline void accumulate_rows(const Fragments<Rows, Depth>& weights, co
     }
 }
 
-// A weight of 0 that takes no part (AttentionRules::hides_any) must add nothing, also where it meets infinity or NaN, which
-// the tensor cores would make NaN. So such numbers are added apart where a weight is not 0, and then taken out of the tile.
-// This is rare, and stands in the middle of what needs all registers: it works from the tile in shared memory, at constant
-// distances from one address, and goes row by row, so that the kernels need hardly any registers for it.
+// A hidden weight of 0 (AttentionRules::hides_any) must add nothing, even where it meets infinity or NaN, for which the
+// tensor cores would give NaN. So the products of such values with nonzero weights are added separately, and the values
+// are then replaced by 0 in the tile. This is rare but occurs where all registers are in use: the code works on the
+// tile in shared memory, at constant offsets from one address and row by row, so that it needs hardly any registers.
 
-/// Whether this thread's part of a tile holds a number that is not finite.
+/// Whether this thread's part of a tile contains a value that is not finite.
 template <int Rows, int Size, class T>
 __device__ inline bool holds_non_finite(const T* tile) {
     constexpr int pack = Pack<T>::size;
@@ -196,7 +196,7 @@ __device__ inline bool holds_non_finite(const T* tile) {
     return found;
 }
 
-/// Makes the numbers of this thread's part of a tile that are not finite 0.
+/// Replaces the values that are not finite in this thread's part of a tile by 0.
 template <int Rows, int Size, class T>
 __device__ inline void clear_non_finite(T* tile) {
 #pragma unroll 1
@@ -206,9 +206,9 @@ __device__ inline void clear_non_finite(T* tile) {
     }
 }
 
-/// sums += weights (16 Rows, 8 Depth) times the numbers of b (8 Depth, 8 Columns), in a tile of Size columns in shared
-/// memory, that are not finite, where a weight is not 0. The loop over Depth is unrolled: a weight that an index finds would
-/// have to lie in memory.
+/// sums += weights (16 Rows, 8 Depth) times the non-finite values of b (8 Depth, 8 Columns), in a tile of Size columns
+/// in shared memory, where the weight is not 0. The loop over Depth is unrolled, because registers cannot be indexed at
+/// run time: the weights would go to local memory.
 template <int Size, class T, int Rows, int Depth, int Columns>
 __device__ inline void accumulate_non_finite(const Fragments<Rows, Depth>& weights, const T* b,
                                              Fragments<Rows, Columns>& sums) {
@@ -217,7 +217,7 @@ __device__ inline void accumulate_non_finite(const Fragments<Rows, Depth>& weigh
     for (int d = 0; d < Depth; ++d) {
 #pragma unroll 1
         for (int p = 0; p < 8; ++p, row += tile_stride(Size)) {
-            // Column p of the weights lies in one lane of the four that share a row.
+            // Column p of the weights is in one of the four lanes that share a row.
             float weight[Rows][2];
 #pragma unroll
             for (int r = 0; r < Rows; ++r)
@@ -242,7 +242,7 @@ __device__ inline void accumulate_non_finite(const Fragments<Rows, Depth>& weigh
     }
 }
 
-/// Calls `function` with the smallest kernel size that holds `size` columns.
+/// Calls `function` with the smallest kernel size that is at least `size` columns.
 template <class Function>
 void visit_fragment_size(std::int64_t size, Function&& function) {
     if (size <= 32) return function(std::integral_constant<int, 32>{});

@@ -1,9 +1,10 @@
 #pragma once
 
-// Tile products by plain multiply-adds, for attention in f32 and f64 and for halves whose sizes the tensor core kernels do
-// not take. A block of 256 threads works on 64 x 64 tiles of scores: thread (y, x) of 16 x 16 holds rows 4y .. 4y + 3 and
-// columns x, x + 16, x + 32, x + 48, so that the 16 lanes of half a warp hold a row of scores together. Operands pass
-// through shared memory in chunks, so any head size will do; each block makes a slice of the columns of the output.
+// Tile products by plain multiply-adds, for attention in f32 and f64 and for half types whose sizes the tensor core
+// kernels do not support. A block of 256 threads processes 64 x 64 tiles of scores: thread (y, x) of 16 x 16 holds rows
+// 4y .. 4y + 3 and columns x, x + 16, x + 32, x + 48, so that the 16 lanes of half a warp together hold a row of
+// scores. Operands pass through shared memory in chunks, so any head size is possible; each block computes a slice of
+// the output columns.
 
 #include "cuda/kernels/attention_tiles.h"
 #include "cuda/kernels/block_reduce.h"
@@ -18,10 +19,10 @@ template <class C>
 struct PlainShape {
     static constexpr int pack = Pack<C>::size;
     static constexpr int chunk = 32;                   // columns of an operand of the scores
-    static constexpr int chunk_stride = chunk + pack;  // so that 8 lanes reading 8 rows meet no bank twice
+    static constexpr int chunk_stride = chunk + pack;  // avoids bank conflicts when 8 lanes read 8 rows
     static constexpr int weight_stride = plain_tile + pack;
     static constexpr int slice = sizeof(C) == 8 ? 32 : 128;  // columns of an output
-    static constexpr int packs = slice / (16 * pack);        // of a thread in a row of the slice
+    static constexpr int packs = slice / (16 * pack);        // per thread in a row of the slice
     static constexpr int value_rows = 16;                    // rows of an operand of the output
 
     static constexpr std::size_t chunk_elements = std::size_t{plain_tile} * chunk_stride;
@@ -30,7 +31,7 @@ struct PlainShape {
     static constexpr std::size_t shared_bytes = (2 * chunk_elements + weight_elements) * sizeof(C);
 };
 
-/// The shared memory of a block: the two chunks of operands (or one of value rows in their place), and a tile of weights.
+/// The shared memory of a block: the two chunks of operands (or one of value rows instead), and a tile of weights.
 template <class C>
 struct PlainMemory {
     C *left, *right, *weights;
@@ -44,8 +45,8 @@ __device__ PlainMemory<C> plain_memory() {
 __device__ inline int plain_x() { return static_cast<int>(threadIdx.x) % 16; }
 __device__ inline int plain_y() { return static_cast<int>(threadIdx.x) / 16; }
 
-/// Rows [row, row + Rows) and columns [column, column + Columns) of x into shared memory; 0 outside x. Returns whether all
-/// that this thread has loaded is finite.
+/// Loads rows [row, row + Rows) and columns [column, column + Columns) of x into shared memory; 0 outside x. Returns
+/// whether all values that this thread has loaded are finite.
 template <int Rows, int Columns, int Stride, class T, class C>
 __device__ bool load_plain(const AttentionOperand<T>& x, const T* head, std::int64_t row, std::int64_t column,
                            C* to) {
@@ -121,7 +122,7 @@ struct PlainSums {
     }
 };
 
-/// Puts a thread's part of a tile where plain_accumulate() finds it.
+/// Stores a thread's part of a tile where plain_accumulate() reads it.
 template <class C>
 __device__ void store_weights(const C (&part)[4][4], const PlainMemory<C>& memory) {
 #pragma unroll
@@ -132,8 +133,8 @@ __device__ void store_weights(const C (&part)[4][4], const PlainMemory<C>& memor
                 part[i][j];
 }
 
-/// sums += weights [first, first + value_rows) of each row times the loaded rows of `columns` columns. WithCare: a weight of
-/// 0 adds nothing, also where its product would be NaN.
+/// sums += weights [first, first + value_rows) of each row times the loaded rows of `columns` columns. WithCare: a
+/// weight of 0 adds nothing, even where the product would be NaN.
 template <bool Transposed, bool WithCare, class C>
 __device__ void multiply_values(int first, std::int64_t columns, const PlainMemory<C>& memory,
                                 PlainSums<C>& sums) {

@@ -5,17 +5,17 @@
 
 #include "cuda/kernels/attention_fragments.h"
 
-// Forward attention of halves by tensor cores (the algorithm: attention.cu). A block of 4 warps owns 64 or 128 queries,
-// each warp 16 or 32 of them; the tiles of keys and values pass through shared memory, copied asynchronously: the values
-// arrive while the scores are computed, the next keys while the weights meet the values. The weights go from registers to
-// registers: the C fragments of the scores, rounded, are the A fragments of the second product.
+// Forward attention of half types by tensor cores (the algorithm: attention.cu). A block of 4 warps owns 64 or 128
+// queries, 16 or 32 per warp. The tiles of keys and values pass through shared memory, copied asynchronously: the
+// values are loaded while the scores are computed, and the next keys while the weights are multiplied by the values.
+// The weights stay in registers: the C fragments of the scores, rounded, are the A fragments of the second product.
 
 namespace potluck::cuda {
 namespace {
 
 template <int Size, bool General>
 struct ForwardShape {
-    static constexpr int fragments = Size <= (General ? 32 : 128) ? 2 : 1;  // of 16 queries, in a warp
+    static constexpr int fragments = Size <= (General ? 32 : 128) ? 2 : 1;  // per warp, each of 16 queries
     static constexpr int warp_queries = 16 * fragments;
     static constexpr int queries = fragment_warps * warp_queries;
     static constexpr int keys = Size <= (General ? 32 : 64) ? 64 : 32;
@@ -23,15 +23,15 @@ struct ForwardShape {
         std::size_t{queries + 2 * keys} * static_cast<std::size_t>(tile_stride(Size));
 };
 
-/// What each query keeps while its keys pass by. A lane holds two rows of each fragment, and of the total the part of its
-/// own columns.
+/// The running state of each query. A lane holds two rows of each fragment, and for the total the part of its own
+/// columns.
 template <int Fragments_>
 struct RunningSoftmax {
     float largest[Fragments_][2];
     float total[Fragments_][2];
 };
 
-/// Scores of products, in place. General: with mask and dropout.
+/// Converts products to scores, in place. General: with mask and dropout.
 template <bool General, int Rows, int Columns>
 __device__ inline void to_scores(const AttentionRules<float>& rules, const AttentionPlace& place,
                                  std::int64_t first_query, std::int64_t first_key,
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(fragment_threads)
         }
 
     const std::int64_t seen = rules.keys_seen_by_tile(block_query, Shape::queries);
-    // Warps whose queries lie beyond the last, or see nothing of a tile of keys, only help to load.
+    // Warps whose queries are out of range, or see no key of the tile, only help to load.
     const std::int64_t seen_by_warp =
         first_query < rules.queries ? rules.keys_seen_by_tile(first_query, Shape::warp_queries) : 0;
     load_tile<Shape::queries, Size>(arguments.q, arguments.q.head(place.batch, place.head), block_query,
@@ -113,8 +113,9 @@ __global__ void __launch_bounds__(fragment_threads)
         if (first_key + Shape::keys < seen)
             load_tile<Shape::keys, Size>(arguments.k, k, first_key + Shape::keys, k_tile);
         copy_async_commit();
-        // Where the tile may hide keys (hides_any() or more of it: causality hides none of those before the last that the
-        // first query sees) the block looks for numbers that are not finite, early or late as registers are fewer.
+        // Where the tile may hide keys (a superset of hides_any(): causality hides no key before the last one that the
+        // first query sees) the block looks for non-finite values, sooner or later depending on the available
+        // registers.
         const auto finds_non_finite = [&] {
             return __syncthreads_or(holds_non_finite<Shape::keys, Size>(v_tile)) != 0;
         };
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(fragment_threads)
             total += __shfl_xor_sync(all_lanes, total, 1);
             total += __shfl_xor_sync(all_lanes, total, 2);
             const bool sees_none = total == 0.0F;
-            // What dropout keeps is scaled here, so that a weight of 1 is still 1 when it is rounded.
+            // Dropout's scaling is applied here, so that a weight of 1 is still exactly 1 when it is rounded.
             const float factor = sees_none ? 0.0F : rules.kept_factor / total;
 #pragma unroll
             for (int c = 0; c < value_columns; ++c)

@@ -1,7 +1,7 @@
 #pragma once
 
-// What all attention kernels share: where the operands lie, and the rules that turn the product of a query and a key into
-// a score (scale, causality, mask) and a weight (dropout).
+// Shared by all attention kernels: the layout of the operands, and the rules that turn the product of a query and a key
+// into a score (scale, causality, mask) and a weight (dropout).
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +22,7 @@ struct AttentionOperand {
     T* data = nullptr;
     std::int64_t batch_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
     std::int64_t rows = 0, columns = 0;
-    bool has_wide_rows = false;  // every row begins at a multiple of 16 bytes and has no holes
+    bool has_wide_rows = false;  // every row begins at a multiple of 16 bytes and has no gaps
 
     AttentionOperand() = default;
     explicit AttentionOperand(const Tensor& x)
@@ -34,7 +34,7 @@ struct AttentionOperand {
           rows(x.size(2)),
           columns(x.size(3)) {
         constexpr std::int64_t pack = Pack<T>::size;
-        // The stride of an axis of size 1 is never used, and may be anything.
+        // The stride of an axis of size 1 is never used and may be arbitrary.
         const auto keeps_alignment = [&](int axis) {
             return x.size(axis) <= 1 || x.strides()[static_cast<std::size_t>(axis)] % pack == 0;
         };
@@ -47,34 +47,34 @@ struct AttentionOperand {
     }
 };
 
-/// How a score and a weight come about. C is the type they are computed in.
+/// The rules for a score and a weight. C is the compute type.
 template <class C>
 struct AttentionRules {
     std::int64_t batch, heads, kv_heads, queries, keys;
-    std::int64_t group;  // heads that one kv head serves
+    std::int64_t group;  // number of heads that share one kv head
     bool causal;
     bool has_mask, has_dropout;
-    C scale;           // of products, times unit
+    C scale;           // factor of products, times unit
     C unit;            // scores are in units of 1 / unit: log2(e) where the weights are powers of 2, else 1
-    C gradient_scale;  // of products, without the unit
+    C gradient_scale;  // factor of products, without the unit
 
     const void* mask;  // (batch, heads, queries, keys)
     DType mask_dtype;
     std::int64_t mask_strides[4];
 
     MovingKey dropout_key;
-    std::int64_t first_number;       // of the first weight
-    std::int64_t number_strides[3];  // from one batch, head, query to the next
+    std::int64_t first_number;       // of the random number of the first weight
+    std::int64_t number_strides[3];  // per batch, head, query
     std::uint32_t lowest_kept;       // random numbers below it drop a weight
-    C kept_factor;                   // what the others are multiplied with; 1 without dropout
+    C kept_factor;                   // factor of the kept weights; 1 without dropout
 
-    /// How many keys, from the first on, a query sees under causality alone (bottom-right).
+    /// How many keys a query sees under causality alone: always the first ones (aligned bottom-right).
     __device__ std::int64_t keys_seen_by(std::int64_t query) const {
         if (!causal) return keys;
         const std::int64_t seen = query + keys - queries + 1;
         return seen < 0 ? 0 : (seen < keys ? seen : keys);
     }
-    /// How many keys the queries [first, first + count) see together.
+    /// How many keys at least one of the queries [first, first + count) sees.
     __device__ std::int64_t keys_seen_by_tile(std::int64_t first, std::int64_t count) const {
         return keys_seen_by((first + count < queries ? first + count : queries) - 1);
     }
@@ -83,19 +83,19 @@ struct AttentionRules {
         const std::int64_t query = key - keys + queries;
         return causal && query > 0 ? query : 0;
     }
-    /// Position of a query in tensors of (batch, heads, queries).
+    /// Row-major position of a query in tensors of (batch, heads, queries).
     __device__ std::int64_t row_index(std::int64_t batch_index, std::int64_t head, std::int64_t query) const {
         return (batch_index * heads + head) * queries + query;
     }
 
-    /// Whether some weight of the queries from first_query on and the keys [first_key, first_key + count) may take no part:
-    /// hidden, or dropped. It is 0 then, but what it is multiplied with may be infinity or NaN.
+    /// Whether some weight of the queries from first_query on and the keys [first_key, first_key + count) may be hidden
+    /// or dropped. It is then 0, but its factor may be infinity or NaN.
     __device__ bool hides_any(std::int64_t first_query, std::int64_t first_key, std::int64_t count) const {
         const std::int64_t last = first_key + count < keys ? first_key + count : keys;
         return has_mask || has_dropout || keys_seen_by(first_query) < last;
     }
 
-    /// The score of a product q . k; -inf for what is not seen or lies outside.
+    /// The score for a product q . k; -inf for a key that is not visible or out of range.
     __device__ C score(C product, std::int64_t batch_index, std::int64_t head, std::int64_t query,
                        std::int64_t key) const {
         constexpr C hidden = -std::numeric_limits<C>::infinity();
@@ -116,7 +116,7 @@ struct AttentionRules {
                                      head * number_strides[1] + query * number_strides[2] + key;
         return random_word(dropout_key, element) >= lowest_kept;
     }
-    /// What dropout multiplies a weight with: 0 or kept_factor.
+    /// The dropout factor of a weight: 0 or kept_factor.
     __device__ C dropout_factor(std::int64_t batch_index, std::int64_t head, std::int64_t query,
                                 std::int64_t key) const {
         return keeps(batch_index, head, query, key) ? kept_factor : C{0};
@@ -176,19 +176,19 @@ AttentionRules<C> attention_rules(const Tensor& q, const Tensor& k, const Tensor
     return rules;
 }
 
-/// What must be subtracted from scores before exp: nothing where no key is seen, so that exp(-inf) gives weights of 0.
+/// The value to subtract from scores before exp: 0 where no key is visible, so that exp(-inf) gives weights of 0.
 template <class C>
 __device__ inline C shift_of(C largest_or_logsumexp) {
     return largest_or_logsumexp == -std::numeric_limits<C>::infinity() ? C{0} : largest_or_logsumexp;
 }
 
-/// What the score of something hidden becomes: no weight, whatever is subtracted.
+/// The score of a hidden key: its weight is 0, whatever is subtracted.
 template <class C>
 __device__ inline bool is_hidden(C score) {
     return score == -std::numeric_limits<C>::infinity();
 }
 
-/// Which tile of which head a block works on: the tiles of a head follow one another, as they read the same memory.
+/// Which tile of which head a block processes: the tiles of a head are consecutive, as they read the same memory.
 struct AttentionPlace {
     std::int64_t batch, head, tile;
 };
@@ -196,7 +196,7 @@ __device__ inline AttentionPlace attention_place(std::int64_t block, std::int64_
     const std::int64_t head = block / tiles;
     return {head / heads, head % heads, block % tiles};
 }
-/// The query tile to work on, from last to first: under causality the last queries see the most keys.
+/// The query tile to process, from last to first: under causality the last queries see the most keys.
 __device__ inline std::int64_t query_tile(const AttentionPlace& place, std::int64_t tiles) {
     return tiles - 1 - place.tile;
 }
@@ -215,16 +215,16 @@ struct AttentionBackward {
     using C = compute_type<T>;
     AttentionRules<C> rules;
     AttentionOperand<T> q, k, v, dy, dq, dk, dv;
-    AttentionOperand<T> dmask;  // no data: not wanted
+    AttentionOperand<T> dmask;  // no data: not needed
     const C* logsumexp;         // (batch, heads, queries)
     const C* dot;  // (batch, heads, queries): dy . y = sum over keys of weight * gradient of the weight
 };
 
-/// Head and value sizes that the tensor core kernels take; plain kernels take all.
+/// Largest head and value sizes of the tensor core kernels; plain kernels support all sizes.
 inline constexpr std::int64_t largest_tensor_core_size = 256;
 
-/// Started by attention_by_kernels and attention_backward_by_kernels for T = __half and __nv_bfloat16. Scores in units of
-/// log2(e).
+/// Launched by attention_by_kernels and attention_backward_by_kernels for T = __half and __nv_bfloat16. Scores are in
+/// units of log2(e).
 template <class T>
 void attention_tensor_core(const AttentionForward<T>& arguments, cudaStream_t stream);
 template <class T>

@@ -1,12 +1,13 @@
-// Batch norm over x (batch, channels, positions), by kernels of our own: cuDNN has none that stops at the statistics, none
-// that takes the reciprocal standard deviation of given statistics, and none whose weight and bias are of a half type.
+// Batch norm over x (batch, channels, positions), by our own kernels: cuDNN has none that computes only the statistics,
+// none that accepts the reciprocal standard deviation of given statistics, and none with weight and bias of a half
+// type.
 //
-// Sums over a channel (statistics; the gradients of weight and bias) go in two steps. In the first, blockIdx.y is a
-// slice of the batch and of the positions, and a block of 256 threads splits into lanes along the positions, lanes along
-// the channels (only where the positions are too few for a warp to read neighbours), and lanes along the batch; the
-// states of one channel meet in shared memory, as a tree. In the second, a thread folds the slices of its channel in
-// order. What a thread sums is held in f32 for a short run only and then in f64, so that a million equal terms add up.
-// The rest is element-wise: 16 bytes a thread, where a pack does not pass the end of a channel.
+// Sums over a channel (statistics; the gradients of weight and bias) take two steps. In the first, blockIdx.y is a
+// slice of the batch and of the positions, and the 256 threads of a block are divided into lanes along the positions,
+// lanes along the channels (only where there are too few positions for coalesced reads), and lanes along the batch; the
+// states of one channel are reduced in shared memory, as a tree. In the second step, one thread combines the slices of
+// its channel in order. A thread sums short runs in f32 and adds them in f64, so that a million equal terms add up.
+// The rest is element-wise: 16 bytes per thread, where a pack does not cross the end of a channel.
 
 #include <algorithm>
 
@@ -19,12 +20,12 @@ namespace {
 
 constexpr int block_threads = 256;
 
-/// How a channel is spread over blocks and threads.
+/// How a channel is distributed over blocks and threads.
 struct Spread {
     std::int64_t batch, channels, positions;
     int position_lanes, channel_lanes, batch_lanes;  // powers of two, their product is `block_threads`
     std::int64_t batch_slices, position_slices;
-    std::int64_t batch_step, position_step;  // what a slice takes
+    std::int64_t batch_step, position_step;  // the size of a slice
 
     std::int64_t slices() const { return batch_slices * position_slices; }
     std::int64_t channel_blocks() const { return (channels + channel_lanes - 1) / channel_lanes; }
@@ -41,7 +42,7 @@ Spread spread_over(const Tensor& x, int multiprocessors) {
     while (s.position_lanes < block_threads && s.position_lanes < s.positions) s.position_lanes *= 2;
     s.channel_lanes = std::max(1, 32 / s.position_lanes);
     s.batch_lanes = block_threads / s.position_lanes / s.channel_lanes;
-    // As many blocks as keep the card busy, while each thread still has some elements to sum.
+    // Enough blocks to occupy the GPU, while each thread still has some elements to sum.
     constexpr std::int64_t least_elements = 16;
     const std::int64_t wanted = pieces(std::int64_t{8} * multiprocessors, s.channel_blocks());
     s.batch_slices = std::clamp<std::int64_t>(pieces(s.batch, s.batch_lanes * least_elements), 1, wanted);
@@ -52,7 +53,7 @@ Spread spread_over(const Tensor& x, int multiprocessors) {
     return s;
 }
 
-/// The channel of this thread, and its number among the threads of that channel.
+/// The channel of this thread, and its index among the threads of that channel.
 struct Place {
     std::int64_t channel;
     int channel_lane, member, members;
@@ -84,7 +85,7 @@ __device__ void for_each_element(const Spread& s, const Place& at, const Visit& 
     }
 }
 
-/// Folds the states of the threads of each channel; the first of them gets the result. Every thread must come here.
+/// Combines the states of the threads of each channel; the first of them gets the result. All threads must call it.
 template <class State>
 __device__ State fold_channel(const State& state, const Place& at) {
     __shared__ State states[block_threads];
@@ -99,9 +100,9 @@ __device__ State fold_channel(const State& state, const Place& at) {
 
 // ---- statistics ----
 
-/// Count, mean, and sum of squared distances from it (Welford 1962; Chan, Golub, LeVeque 1979 for two parts). The share
-/// of the other part is divided in S: its error counts against the distance of the means only, and a division in f64 is
-/// a call that makes the compiler spill.
+/// Count, mean, and sum of squared deviations from it (Welford 1962; Chan, Golub, LeVeque 1979 for two parts). The
+/// share of the other part is computed in S: its rounding error only scales the difference of the means, and a division
+/// in f64 is a function call that makes the compiler spill.
 template <class S>
 struct Moments {
     double count, mean, squares;
@@ -116,10 +117,10 @@ struct Moments {
     }
 };
 
-// After so many elements the running state of a thread, in the compute type, is added to one in f64.
+// After this many elements the running state of a thread, in the compute type, is added to one in f64.
 constexpr int run_length = 64;
 
-/// Of what this thread sums. S is what the elements are computed in.
+/// The statistics of this thread's elements. S is the compute type of the elements.
 template <class S, class T>
 __device__ Moments<compute_type<T>> moments_of_thread(const T* x, const Spread& s, const Place& at) {
     Moments<compute_type<T>> total{0, 0, 0};
@@ -171,7 +172,7 @@ __global__ void finish_statistics(const Moments<S>* partial, std::int64_t channe
     rstd[channel] = static_cast<S>(1.0 / sqrt(spread + epsilon));
 }
 
-// From the standard deviation, whose square may leave the range of f64. Floor: reads 1 and writes 2 numbers a channel.
+// From the standard deviation, as its square may overflow f64. Floor: reads 1 and writes 2 numbers a channel.
 __global__ void finish_deviations(const double* deviation, std::int64_t channels, double epsilon,
                                   double* variance, double* rstd) {
     const std::int64_t channel = global_thread();
@@ -237,7 +238,7 @@ __global__ void finish_slopes(Slopes* partial, std::int64_t channels, std::int64
 
 // ---- element-wise ----
 
-/// What a channel multiplies and adds: pointers that may be nullptr (1 and 0), and steps between channels.
+/// The scale and offset of a channel: pointers that may be nullptr (1 and 0), and strides between channels.
 template <class T>
 struct Affine {
     const T* weight;
@@ -272,7 +273,7 @@ __global__ void normalise(const T* x, const compute_type<T>* mean, const compute
 }
 
 // dx = reciprocal * weight * (dy - mean(dy) - normalised * mean(dy * normalised)); `totals` (one every `slices`) holds
-// the sums, and nullptr stands for given statistics, whose means are no functions of x.
+// the sums, and is nullptr for given statistics, which do not depend on x.
 // Floor: reads x and dy and writes dx once (3 sizeof(T) bytes an element); six multiplications and additions an element.
 template <class T, int N>
 __global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean, const compute_type<T>* rstd,
@@ -315,7 +316,7 @@ Affine<T> affine_of(const Tensor& weight_or_none, const Tensor& bias_or_none) {
             bias_or_none.defined() ? bias_or_none.strides()[0] : 0};
 }
 
-/// Fresh memory for one State for each channel and slice.
+/// New memory for one State per channel and slice.
 template <class State>
 Tensor states(const Spread& s, const Tensor& like) {
     const auto bytes = static_cast<std::int64_t>(sizeof(State));
@@ -327,7 +328,7 @@ dim3 grid_of(const Spread& s) {
     return {static_cast<unsigned>(s.channel_blocks()), static_cast<unsigned>(s.slices())};
 }
 
-/// Calls launch_with(packs as wide as possible, their number): Width{} tells how wide.
+/// Calls launch_with with the widest possible packs and their number: Width{} is the width.
 template <class T, class Launch>
 void with_packs(std::int64_t count, std::int64_t positions, std::initializer_list<const T*> pointers,
                 const Launch& launch_with) {
@@ -346,7 +347,7 @@ void batch_norm_statistics(KernelDevice& device, const Tensor& given_x, double e
                            Tensor& variance, Tensor& rstd) {
     const cudaStream_t queue = device.stream();
     if (mean.count() == 0) return;
-    if (given_x.dtype() == DType::f64) {  // by reductions that know numbers whose squares are out of range
+    if (given_x.dtype() == DType::f64) {  // by reductions that handle numbers whose squares are out of range
         const Tensor rows = given_x.alias({given_x.size(1), given_x.size(0), given_x.size(2)},
                                           {given_x.strides()[1], given_x.strides()[0], given_x.strides()[2]},
                                           given_x.offset());

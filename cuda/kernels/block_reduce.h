@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums (and other folds) over the lanes of a warp and the threads of a block. The order is fixed, so the same input
-// gives the same bits every time.
+// Reductions over the lanes of a warp and the threads of a block. The order is fixed, so the same input gives the same
+// bits every time.
 
 #include "cuda/launch.h"
 
@@ -17,7 +17,7 @@ struct Add {
     }
 };
 
-/// Folds the values of 32 lanes; every lane gets the result. Floor: 5 shuffles.
+/// Reduces the values of 32 lanes; every lane gets the result. Floor: 5 shuffles.
 template <class T, class Combine>
 __device__ T warp_reduce(T value, Combine combine) {
     for (int distance = warp_size / 2; distance > 0; distance /= 2)
@@ -29,8 +29,9 @@ __device__ T warp_sum(T value) {
     return warp_reduce(value, Add{});
 }
 
-/// Folds the values of all threads of a one-dimensional block, whose size is a multiple of 32; every thread gets the
-/// result. `scratch` is shared memory for 32 values. May be called again at once: it begins and ends with a barrier.
+/// Reduces the values of all threads of a one-dimensional block, whose size is a multiple of 32; every thread gets the
+/// result. `scratch` is shared memory for 32 values. It may be called again immediately: it begins and ends with a
+/// barrier.
 template <class T, class Combine>
 __device__ T block_reduce(T value, T identity, Combine combine, T* scratch) {
     const int lane = static_cast<int>(threadIdx.x) % warp_size;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Running sums over the threads of a block.
+// Prefix sums over the threads of a block.
 
 #include "cuda/kernels/block_reduce.h"
 
@@ -14,7 +14,7 @@ __device__ T block_sum_before(T value, T* scratch, T& total) {
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
     const int warp = static_cast<int>(threadIdx.x) / warp_size;
     const int warps = static_cast<int>(blockDim.x) / warp_size;
-    const auto sum_up_to = [&](T sum) {  // of the lanes up to this one, by strides 1, 2, 4, 8 and 16
+    const auto sum_up_to = [&](T sum) {  // over the lanes up to this one, with strides 1, 2, 4, 8 and 16
         for (int distance = 1; distance < warp_size; distance *= 2) {
             const T other = __shfl_up_sync(all_lanes, sum, static_cast<unsigned>(distance));
             if (lane >= distance) sum += other;

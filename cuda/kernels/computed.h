@@ -1,6 +1,6 @@
 #pragma once
 
-// Packs of stored elements as arrays of the type they are computed in, and back.
+// Converts packs of stored elements to arrays of their compute type, and back.
 
 #include "cuda/kernels/numbers.h"
 

@@ -5,7 +5,7 @@
 
 namespace potluck::cuda {
 
-/// x itself, or a copy of it in row-major order and of this dtype, for kernels that are not worth a version for strides.
+/// x itself, or a row-major copy of this dtype, for kernels that do not merit a version for strides.
 inline Tensor contiguous(KernelDevice&, const Tensor& x, DType dtype) {
     return potluck::detail::as_contiguous(potluck::detail::cast(x, dtype));
 }

@@ -2,11 +2,11 @@
 
 // Conversion of one element between any two types inside kernels. The rules are those of core/cpu/convert.h:
 //
-//   floating -> floating   rounds once, to nearest, ties to even (f64 -> f16 too: never by way of f32)
+//   floating -> floating   rounds once, to nearest, ties to even (f64 -> f16 too: never through f32)
 //   integer  -> floating   rounds once
-//   floating -> integer    cuts towards zero; NaN gives 0, too large gives the limit of the type
+//   floating -> integer    truncates towards zero; NaN gives 0, out of range gives the nearest limit of the type
 //   integer  -> integer    keeps the low bits
-//   anything -> bool       is not zero (NaN is not zero)
+//   anything -> bool       value != 0 (NaN gives true)
 
 #include <limits>
 
@@ -16,7 +16,7 @@ namespace potluck::cuda {
 
 template <class To, class From>
 __device__ inline To cut_to_integer(From value) {
-    // The limits of 64 and 32 bits are no floats: compare with the power of two above.
+    // The upper limits of 64 and 32 bits are not representable as floats: compare with the power of two above.
     constexpr auto low = static_cast<From>(std::numeric_limits<To>::min());
     constexpr From high = static_cast<From>(std::numeric_limits<To>::max() / 2 + 1) * From{2};
     if (!(value == value)) return 0;

@@ -1,8 +1,8 @@
-// Windows side by side, and back: what a convolution needs where cuDNN has no deterministic algorithm for it.
+// Unfolding of windows, and the reverse: for convolutions without a deterministic algorithm in cuDNN.
 //
-// Both kernels give each element of their output to one thread of a one-dimensional grid. unfold() reads one element of
-// the image for it; fold() adds up the places where the element was copied to, in the order of the kernel, so that no
-// two threads write to one place and the bits are always the same.
+// Both kernels assign each element of their output to one thread of a one-dimensional grid. unfold() reads the element
+// of the image for it; fold() sums all positions to which the element was copied, in the order of the kernel's
+// elements, so that no two threads write to the same address and the bits are always the same.
 
 #include "cuda/kernels/convolution.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// Sizes of the image, the kernel, and what the options say; [0] for height and [1] for width.
+/// Sizes of the image and the kernel, and the options; [0] for height and [1] for width.
 struct Geometry {
     std::int64_t channels;
     std::int64_t size[2], kernel[2], windows[2], stride[2], padding[2], dilation[2];
@@ -42,7 +42,7 @@ __global__ void unfold_kernel(const T* image, T* columns, Geometry g, std::int64
     }
 }
 
-/// The window that sees place `at` of an axis by element `element` of its kernel; -1 when none does.
+/// The window whose kernel element `element` lies at position `at` of an axis; -1 if there is none.
 __device__ inline std::int64_t window_at(const Geometry& g, int axis, std::int64_t at, std::int64_t element) {
     const std::int64_t begin = at + g.padding[axis] - element * g.dilation[axis];
     if (begin < 0 || begin % g.stride[axis] != 0) return -1;

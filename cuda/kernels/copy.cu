@@ -1,12 +1,13 @@
-// Copies between any strides and any two dtypes, and fills. Three kernels and one call of the runtime:
+// Copies between any strides and any two dtypes, and fills. There are three ways:
 //
-//   straight   the same dtype, both in one piece: the runtime's own copy
-//   turned     source and target are dense along different axes (a transpose): one block moves a tile of 32 x 32 elements
+//   straight   the same dtype and both contiguous in memory order: the runtime's own copy
+//   turned     source and target are dense along different axes (a transpose): one block moves a tile of 32 x 32
+//   elements
 //              through shared memory, so that it reads whole rows of the source and writes whole rows of the target
-//   all else   element by element, as in element_map.h: one thread a pack of 16 bytes where the strides allow it
+//   all else   element by element, as in element_map.h: one pack of 16 bytes per thread where the strides allow it
 //
-// Before that the axes are put in the order in which the target lies in memory, so that a copy from one transposed tensor
-// to another is a straight one. Elements of one dtype are moved as words of their size.
+// First the axes are sorted by the target's order in memory, so that a copy between two transposed tensors becomes a
+// straight one. Elements of equal dtypes are moved as words of their size.
 
 #include <algorithm>
 #include <cstdlib>
@@ -44,8 +45,7 @@ struct Fill {
 constexpr int tile = 32;
 constexpr int tile_rows = 8;  // of threads: each thread moves 32 / 8 elements
 
-/// Planes of (rows, columns) elements; a row of the source is dense along its columns, a column of the target along its
-/// rows.
+/// Planes of (rows, columns) elements; the source is dense along its rows, the target along its columns.
 struct Turn {
     Layout<2> planes;  // target, source
     std::int64_t rows, columns;
@@ -54,8 +54,8 @@ struct Turn {
     std::int64_t row_tiles, column_tiles;
 };
 
-// Floor: 2 sizeof(Word) bytes an element. A tile has a column more than it needs, so that the lanes of a warp that read
-// down a column find their words in different banks of the shared memory.
+// Floor: 2 sizeof(Word) bytes an element. A tile has one column of padding, so that the lanes of a warp can read down a
+// column without bank conflicts.
 template <class Index, class Word>
 __global__ void __launch_bounds__(tile* tile_rows) turn_kernel(const Turn turn, Word* to, const Word* from) {
     __shared__ Word words[tile][tile + 1];
@@ -118,7 +118,7 @@ void copy_turned(cudaStream_t stream, const Tensor& from, Tensor& to, std::size_
     });
 }
 
-/// The axis along which the source is dense when a copy by tiles pays, else the last one.
+/// The axis along which the source is dense if copying by tiles is worthwhile, else the last one.
 std::size_t turned_axis(const Tensor& from, const Tensor& to) {
     constexpr std::int64_t least = 4;  // entries along both axes
     const std::size_t inner = to.shape().size() - 1;
@@ -132,8 +132,8 @@ std::size_t turned_axis(const Tensor& from, const Tensor& to) {
 
 // ---- choosing ----
 
-/// The axes of the target from the slowest in memory to the fastest, without those of size 1 and neighbours that both
-/// sides cross in equal steps.
+/// Sorts the axes by the target's memory, from the slowest to the fastest, drops those of size 1, and merges
+/// neighbouring axes where the strides of both sides allow it.
 void put_in_memory_order(Tensor& from, Tensor& to) {
     std::vector<std::size_t> order(to.shape().size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -160,7 +160,7 @@ void put_in_memory_order(Tensor& from, Tensor& to) {
 
 /// Both are in memory order.
 void copy_ordered(cudaStream_t stream, const Tensor& from, Tensor& to) {
-    if (to.ndim() > most_axes) {  // more than a kernel walks
+    if (to.ndim() > most_axes) {  // more axes than a kernel supports
         for (std::int64_t i = 0; i < to.shape()[0]; ++i) {
             const auto entry = [i](const Tensor& x) {
                 return x.alias(Shape(x.shape().begin() + 1, x.shape().end()),

@@ -1,7 +1,7 @@
-// Cross-entropy from logits, without probabilities in memory. A row of up to 1024 classes takes a warp, a longer one a
-// block. Forward walks over the row once: each thread folds its packs into (largest, sum of exponentials), the threads
-// join these, and the first of them writes loss and logsumexp. Backward needs no sum: logsumexp gives each probability
-// from its logit alone, so the gradient may take the logit's place in memory.
+// Cross-entropy from logits, without storing probabilities. A row of up to 1024 classes is processed by a warp, a
+// longer one by a block. Forward reads the row once: each thread accumulates its packs in (largest, sum of
+// exponentials), these are combined across threads, and the first thread writes loss and logsumexp. Backward needs no
+// sum: logsumexp gives each probability from its logit alone, so the gradient may overwrite the logit.
 
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@
 namespace potluck::cuda {
 namespace {
 
-/// A vector of any stride: one number a row.
+/// A vector with any stride: one number per row.
 template <class T>
 struct RowVector {
     T* data;
@@ -25,7 +25,7 @@ RowVector<T> row_vector(const Tensor& x) {
     return {elements_of<T>(x), x.strides()[0]};
 }
 
-/// What the rows are compared with.
+/// The targets of the rows.
 struct Targets {
     RowVector<const std::int64_t> labels;
     std::int64_t rows, classes;
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(most_row_threads)
     }
 }
 
-// dlogits = dloss (softmax(logits) - target), where the target is the label, smoothed. A label that is no class was
-// refused by forward, and is the label of no column here.
+// dlogits = dloss (softmax(logits) - target), where target is the one-hot label after smoothing. Forward has reported
+// labels that are not a class; here they match no column.
 // Floor: reads each logit and writes its gradient once (2 sizeof(T) bytes), one exponential a logit.
 template <class T>
 __global__ void __launch_bounds__(most_row_threads)

@@ -1,5 +1,6 @@
-// Dropout: the mask of the CPU, computed where it is used and stored nowhere. A thread draws the numbers of its own pack
-// of neighbours (random_words.h), so backward, which is the same kernel on dy, draws the same mask.
+// Dropout: the same mask as on the CPU, computed where it is used and never stored. A thread draws the numbers of its
+// own pack of adjacent elements (random_words.h), so backward, which is the same kernel applied to dy, draws the same
+// mask.
 //
 // Floor: 2 sizeof(T) bytes an element; 5 products of 32 x 32 bits an element.
 
@@ -15,7 +16,7 @@ template <class Computed>
 struct Dropout {
     MovingKey key;
     NumberedRuns numbers;
-    bool has_whole_packs;  // a pack's numbers begin at a multiple of its size, and follow one another
+    bool has_whole_packs;  // the numbers of a pack are consecutive and begin at a multiple of its size
     std::uint32_t lowest_kept;
     Computed scale;
 

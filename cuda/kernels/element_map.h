@@ -1,6 +1,6 @@
 #pragma once
 
-// The walk of every kernel that works element by element. A kernel is a body; ElementMap gives it the operands:
+// The traversal of every kernel that works element by element. A kernel is a body; ElementMap passes it the operands:
 //
 //     struct AddBody {
 //         template <int N>
@@ -11,10 +11,10 @@
 //     };
 //     ElementMap<float, float, float>::run(stream, AddBody{}, y, a, b);
 //
-// One thread takes one pack of neighbours at a time, loaded and stored by instructions of 16 bytes (for the widest
-// operand), and the next thread the next pack, so that a warp moves straight stretches of memory. An operand that repeats
-// one element along the innermost axis is loaded once for a pack. Where strides or addresses allow no packs, a thread
-// takes single elements. What a body may do to a pack follows from `first`, the row-major position of its first element.
+// One thread processes one pack of adjacent elements at a time, loaded and stored by 16-byte instructions (for the
+// widest operand), and the next thread the next pack, so that the accesses of a warp are coalesced. An operand that is
+// constant along the innermost axis is loaded once per pack. Where strides or addresses do not allow packs, a thread
+// processes single elements. A body can use `first`, the row-major position of the pack's first element.
 //
 // Floor: every operand is moved once, sizeof(element) bytes an element; a broadcast one only its own elements.
 
@@ -32,13 +32,13 @@ namespace detail {
 
 inline constexpr int map_threads = 256;
 
-/// A layout in steps of packs: strides are still counted in elements, so that one step along the innermost axis is a
-/// whole pack (or nothing, for an operand that repeats one element along it).
+/// A layout in units of packs: strides are still counted in elements, so that one step along the innermost axis is a
+/// whole pack (or 0, for an operand that is constant along it).
 template <int Operands>
 struct Walk {
     Layout<Operands> layout;
-    std::int64_t rest = 0;  // elements after the last pack; only where there is one axis
-    unsigned repeated = 0;  // bit i: operand i stays at one element through a pack
+    std::int64_t rest = 0;  // elements after the last pack; only with a single axis
+    unsigned repeated = 0;  // bit i: operand i is constant within a pack
 };
 
 template <int N, class T>
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
-/// The walk in packs of N, where every operand's strides and address allow it. `pack_bytes` is the size of each
+/// The traversal in packs of N, if the strides and address of every operand allow it. `pack_bytes` is the size of each
 /// operand's pack.
 template <int N, int Operands>
 bool find_packs(const Layout<Operands>& layout, const std::array<std::uintptr_t, Operands>& addresses,
@@ -113,8 +113,8 @@ bool find_packs(const Layout<Operands>& layout, const std::array<std::uintptr_t,
 
 }  // namespace detail
 
-/// Element-wise kernels: see the top of this file. Out and In are the element types of y and of each input. (Copies move
-/// words of the right size, whatever the dtypes call them.)
+/// Element-wise kernels: see the top of this file. Out and In are the element types of y and of each input. (Copies use
+/// words of the element's size instead of the dtype.)
 template <class Out, class... In>
 class ElementMap {
     template <class>
@@ -122,8 +122,8 @@ class ElementMap {
 
 public:
     /// Runs `body` over all elements. All tensors have the shape of y, with any strides; y may be one of the inputs.
-    /// Positions are divided in Index where they fit, else in 64 bits. Throws Error for strides that leave more than
-    /// most_axes axes.
+    /// Positions are divided in type Index if they fit, else in 64 bits. Throws Error if more than most_axes axes
+    /// remain after merging.
     template <class Index = std::uint32_t, class Body>
     static void run(cudaStream_t stream, const Body& body, Tensor& y, const TensorFor<In>&... x) {
         if (y.count() == 0) return;

@@ -1,8 +1,8 @@
 #pragma once
 
-// The elementary functions of element-wise kernels, in double, float and int64, as on the CPU (core/cpu/elementwise.cpp,
-// core/cpu/activation.cpp). An op is chosen once for a whole pack: all threads take the same branch, which costs a kernel
-// that waits for memory nothing, and one kernel serves all ops of a dtype.
+// The elementary functions of element-wise kernels, in double, float and int64, as on the CPU
+// (core/cpu/elementwise.cpp, core/cpu/activation.cpp). The op is dispatched once per pack: all threads take the same
+// branch, which costs a memory-bound kernel nothing, and one kernel serves all ops of a dtype.
 
 #include <cmath>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace potluck::cuda {
 
 namespace detail {
 
-/// Integer arithmetic that wraps around, as unsigned numbers do; signed overflow would be undefined.
+/// Integer arithmetic wraps around by using unsigned numbers; signed overflow would be undefined.
 __device__ inline std::uint64_t bits(std::int64_t x) { return static_cast<std::uint64_t>(x); }
 __device__ inline std::int64_t integer(std::uint64_t x) { return static_cast<std::int64_t>(x); }
 
@@ -30,10 +30,10 @@ __device__ inline std::int64_t integer_power(std::int64_t base, std::int64_t exp
     return integer(result);
 }
 
-/// Rounded down. A divisor of 0 is told later (see cuda/faults.h); any number will do for it.
+/// Rounded down. A divisor of 0 is reported later (see cuda/faults.h); the result is then arbitrary.
 __device__ inline std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
     if (b == 0) return 0;
-    if (b == -1) return integer(0 - bits(a));  // the lowest number has no positive twin: wraps
+    if (b == -1) return integer(0 - bits(a));  // the lowest integer has no positive counterpart: wraps around
     const std::int64_t quotient = a / b;
     return quotient - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0);
 }
@@ -50,7 +50,7 @@ __device__ T floor_remainder(T a, T b) {
     return (rest < T{0}) != (b < T{0}) ? rest + b : rest;
 }
 
-/// Of floats: the integer q for which a = q b + floor_remainder(a, b); infinite or NaN as a / b for b = 0.
+/// For floating types: the integer q for which a = q b + floor_remainder(a, b); infinite or NaN as a / b for b = 0.
 template <class T>
 __device__ T floor_divide(T a, T b) {
     if (b == T{0}) return a / b;
@@ -59,8 +59,9 @@ __device__ T floor_divide(T a, T b) {
     return quotient == T{0} ? std::copysign(T{0}, a / b) : std::rint(quotient);
 }
 
-// ---- activations. Arguments far out on the flat side are cut before they are multiplied with a probability that is 0
-//      there, so that infinity does not become NaN. A NaN fails every comparison and passes. ----
+// ---- activations. Arguments far out in the flat region are clamped before they are multiplied by a probability that
+// is 0
+//      there, so that infinity does not become NaN. A NaN fails every comparison and is passed on. ----
 
 template <class T>
 __device__ T not_below(T x, T limit) {
@@ -79,9 +80,9 @@ __device__ T sigmoid(T x) {
 
 inline constexpr double reciprocal_root_of_two_pi = 0.398942280401432677939946059934;
 
-/// x P(x), where P is the normal distribution's cumulative probability.
+/// x * Phi(x), where Phi is the cumulative distribution function of the normal distribution.
 __device__ inline float gelu(float x) {
-    const float tail = cpu::normal_tail(x).tail;  // exact in relative terms, as 1 + erf would not be
+    const float tail = cpu::normal_tail(x).tail;  // unlike 1 + erf, keeps its relative precision
     return not_below(x, -20.0f) * (x < 0.0f ? tail : 1.0f - tail);
 }
 __device__ inline double gelu(double x) {
@@ -131,7 +132,7 @@ __device__ T silu_backward(T x, T dy) {
 
 }  // namespace detail
 
-/// values = op(values), T is double, float or int64. Leaves the values of ops that T does not have.
+/// values = op(values), where T is double, float or int64. Values are unchanged for ops that T does not have.
 template <int N, class T>
 __device__ void apply_unary(UnaryOp op, T (&values)[N]) {
     const auto each = [&](auto function) {
@@ -193,7 +194,7 @@ __device__ void apply_unary(UnaryOp op, T (&values)[N]) {
                 return each([](T x) { return std::tanh(x); });
             case UnaryOp::sigmoid:
                 return each([](T x) { return detail::sigmoid(x); });
-            default:  // sine and cosine have kernels of their own, and is_nan and its like write bool
+            default:  // sine and cosine have their own kernels; is_nan etc. write bool
                 return;
         }
     }

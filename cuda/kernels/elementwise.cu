@@ -1,6 +1,6 @@
-// Arithmetic and comparisons of two tensors, choices between two, and scaled sums. One thread takes one pack of neighbours
-// (element_map.h) and asks once for the pack which op is wanted, so there is one kernel for each dtype, not one for each
-// dtype and op.
+// Arithmetic and comparisons of two tensors, selection between two, and scaled sums. One thread processes a pack of
+// adjacent elements (element_map.h) and dispatches on the op once per pack, so there is one kernel per dtype, not one
+// per dtype and op.
 //
 // Floors: 3 sizeof(T) bytes an element for two operands of the full shape (a comparison writes 1 byte), fewer where one
 // is broadcast; where reads 1 + 2 sizeof(T) and writes sizeof(T); add_scaled reads x and y and writes y; a chain reads each
@@ -95,7 +95,7 @@ struct CompareWithNumber {
     }
 };
 
-/// Moves words, whatever their dtype.
+/// Moves words of the element's size, whatever the dtype.
 struct Where {
     template <int N, class Word>
     __device__ void operator()(std::int64_t, Pack<Word, N>& y, const Pack<bool, N>& condition,
@@ -104,7 +104,7 @@ struct Where {
     }
 };
 
-/// y + factor x, of which x may have another floating dtype.
+/// y + factor x, where x may have another floating dtype.
 template <class Computed>
 struct AddScaled {
     Computed factor;
@@ -122,8 +122,8 @@ struct AddScaled {
     }
 };
 
-/// A chain of steps in registers. The steps travel in the kernel's parameters; which input a step takes is asked once for
-/// a pack, and not by an index, since registers have none.
+/// A chain of steps in registers. The steps are kernel parameters. The input of a step is selected by a branch, once
+/// per pack, because registers cannot be indexed at run time.
 struct Chain {
     int count;
     std::array<ChainStep, most_chain_steps> steps;
@@ -175,7 +175,7 @@ std::int64_t integer_at(const Tensor& x, std::int64_t position) {
     return x.alias({}, {}, offset).item<std::int64_t>();
 }
 
-/// A number as the kernels compute with it.
+/// A number in the type in which the kernels compute with it.
 template <class Computed>
 Computed computed(const Scalar& number) {
     if constexpr (std::is_integral_v<Computed>)

@@ -1,9 +1,9 @@
-// Looking up rows of a table, and adding gradients back to them.
+// Selecting rows of a table, and adding gradients to them.
 //
-// Forward: a block is blockDim.x threads along a row and blockDim.y rows high; where addresses allow it a thread moves
-// 16 bytes. Backward: the positions are sorted by their id (radix_sort.h), so that those of one id stand together and in
-// order. Then each (row of the table, column) belongs to one thread, which adds up its gradients in that order and in
-// f64, and rounds once: no atomics, the same bits every time, and the same as on the CPU.
+// Forward: a block is blockDim.x threads along a row and blockDim.y rows high; where the addresses allow it a thread
+// moves 16 bytes. Backward: the positions are sorted by their id (radix_sort.h), so that those of the same id are
+// adjacent and in order. Then each (row of the table, column) belongs to one thread, which adds its gradients in that
+// order and in f64, and rounds once: no atomics, the same bits every time, and the same as on the CPU.
 
 #include <bit>
 #include <optional>
@@ -20,14 +20,14 @@
 namespace potluck::cuda {
 namespace {
 
-/// Threads along a row of `width` units, and as many rows as fill a block of 256.
+/// Threads along a row of `width` units, and enough rows to fill a block of 256.
 dim3 row_shape(std::int64_t width) {
     unsigned along = 1;
     while (along < 256 && along < width) along *= 2;
     return {along, 256 / along};
 }
 
-/// Throws the Error of an id at `position`.
+/// Throws the Error for the id at `position`.
 void tell(const Tensor& ids, std::int64_t position, std::int64_t rows) {
     const auto id = ids.alias({}, {}, ids.offset() + position).item<std::int64_t>();
     if (id < 0 || id >= rows)
@@ -82,8 +82,7 @@ bool moves_in_packs(const Tensor& weight, const Tensor& y) {
            is_aligned(y.raw_data());
 }
 
-constexpr int added_at_once =
-    8;  // gradients that a thread loads before it adds them, to wait for memory once
+constexpr int added_at_once = 8;  // gradients that a thread loads before it adds them, to overlap the loads
 
 /// The threads at the first place of an id add all gradients of its row. Floor: reads dy once, reads and writes the rows
 /// that occur, one addition an element.
@@ -152,7 +151,7 @@ void embedding_backward(KernelDevice& device, const Tensor& ids, const Tensor& d
     const bool widens = potluck::is_half(dy.dtype()) && dweight.dtype() == DType::f32;
     const Tensor gradients =
         widens || dy.dtype() == dweight.dtype() ? dy : contiguous(device, dy, dweight.dtype());
-    // Ids are keys as they stand: a bad one is `rows`, which the kernel leaves out.
+    // The ids are the sort keys: a bad id is replaced by `rows`, which the kernel ignores.
     const Tensor checked = checked_indices(device, indices, rows, teller(indices, rows));
     if (width == 0) return;
     const SortedRows sorted =

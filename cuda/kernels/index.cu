@@ -1,9 +1,9 @@
 // Gathering, scattering and the lower triangle.
 //
-// gather and tril: a thread an element, striding over the grid. scatter_add: all that is added to one element is added
-// by one thread, in order and (as on the CPU) in f64 or in integers that wrap around, so no atomics and the same bits
-// every time. In short lines a thread finds the other places with its index by looking at them; long lines are sorted by
-// index first (radix_sort.h), so that equal ones stand together.
+// gather and tril: one element per thread in a grid-stride loop. scatter_add: one thread adds everything that belongs
+// to one element, in order and (as on the CPU) in f64 or in integers that wrap around, so there are no atomics and the
+// bits are the same every time. In short lines a thread searches for the other positions with its index; long lines are
+// first sorted by index (radix_sort.h), so that equal indices are adjacent.
 
 #include <algorithm>
 #include <bit>
@@ -24,7 +24,7 @@ namespace {
 constexpr int threads = 256;
 constexpr std::int64_t short_line = 32;
 
-/// Throws the Error of an index at row-major position `position`.
+/// Throws the Error for the index at row-major position `position`.
 void tell(const char* op, const Tensor& index, std::int64_t position, const Shape& shape, std::int64_t axis) {
     std::int64_t offset = index.offset();
     std::int64_t rest = position;
@@ -41,15 +41,15 @@ FaultTeller teller(const char* op, const Tensor& index, const Tensor& x, std::in
     return [=, shape = x.shape()](std::int64_t position) { tell(op, index, position, shape, axis); };
 }
 
-/// x stretched to `shape` without its own step along axis: element [.., i, ..] is the first of the line that an index
-/// then walks along.
+/// x expanded to `shape` with stride 0 along axis: element [.., i, ..] is the first of the line along which an index
+/// then selects.
 Tensor lines_of(const Tensor& x, std::int64_t axis, const Shape& shape) {
     Strides strides = x.strides();
     strides[static_cast<std::size_t>(axis)] = 0;
     return x.alias(shape, strides, x.offset());
 }
 
-/// With `axis` as the last one.
+/// The view in which `axis` is the last axis.
 Tensor axis_last(const Tensor& x, std::int64_t axis) {
     Shape shape = x.shape();
     Strides strides = x.strides();
@@ -59,7 +59,7 @@ Tensor axis_last(const Tensor& x, std::int64_t axis) {
     return x.alias(shape, strides, x.offset());
 }
 
-/// Calls function(Unsigned{}) with the unsigned integer as large as an element: for kernels that only move bits.
+/// Calls function(Unsigned{}) with the unsigned integer of the element's size: for kernels that only move bits.
 template <class Function>
 void visit_bits(DType dtype, Function&& function) {
     switch (size_of(dtype)) {
@@ -74,7 +74,7 @@ void visit_bits(DType dtype, Function&& function) {
     }
 }
 
-/// Calls function(Index{}) with the type in which positions of the layout are divided.
+/// Calls function(Index{}) with the integer type in which positions of the layout are divided.
 template <int Operands, class Function>
 void visit_index(const Layout<Operands>& layout, Function&& function) {
     if (layout.template fits<std::uint32_t>())
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads)
 
 // ---- scatter_add ----
 
-/// What one element of y becomes.
+/// The new value of one element of y.
 template <class T>
 class Sum {
 public:
@@ -115,8 +115,8 @@ private:
     Value value_;
 };
 
-/// What both scatter kernels work on. Operands of the layout, with the axis of the index last: the source, and the first
-/// element of each line of y.
+/// Parameters of both scatter kernels. Operands of the layout, with the axis of the index last: the source, and the
+/// first element of each line of y.
 template <class T>
 struct Scattered {
     Layout<2> layout;
@@ -224,7 +224,7 @@ void scatter_add(KernelDevice& device, std::int64_t axis, const Tensor& index, c
     const std::int64_t length = index.size(axis);
     const bool sorts = length > short_line;
     const unsigned blocks = blocks_for(count, threads, 32 * device.multiprocessors());
-    // Indices are keys as they stand: a bad one is the size of the axis, which the kernels leave out.
+    // The indices are the sort keys: a bad index is replaced by the size of the axis, which the kernels ignore.
     const Tensor checked = checked_indices(device, contiguous(device, index), y.size(axis),
                                            teller("scatter_add", index, y, axis));
     const Tensor chosen = contiguous(device, axis_last(checked, axis));

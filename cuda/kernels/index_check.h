@@ -1,6 +1,6 @@
 #pragma once
 
-// Whether indices name something, for kernels that sort them.
+// Checks whether indices are in range, for kernels that sort them.
 
 #include <cstdint>
 #include <utility>
@@ -23,7 +23,7 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-/// The indices (contiguous i64), with `size` for those outside [0, size), which are told later by `tell`.
+/// The indices (contiguous i64), with `size` in place of those outside [0, size), which `tell` reports later.
 inline Tensor checked_indices(KernelDevice& backend, const Tensor& indices, std::int64_t size,
                               FaultTeller tell) {
     const Tensor checked = Tensor::empty(indices.shape(), {DType::i64, indices.device()});

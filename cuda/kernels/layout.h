@@ -1,7 +1,7 @@
 #pragma once
 
-// Strided and broadcast operands inside kernels: where element i (row-major) of each operand lies. The description is
-// passed to the kernel by value, so that no copy to the device comes before a launch.
+// Strided and broadcast operands inside kernels: the address of element i (row-major) of each operand. The description
+// is passed to the kernel by value, so that no copy to the device precedes a launch.
 
 #include <array>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace potluck::cuda {
 
-/// Axes left after merging neighbours (see merge_axes) that a kernel can take.
+/// The most axes after merging (see merge_axes) that a kernel supports.
 inline constexpr int most_axes = 12;
 
 template <int Operands>
@@ -25,7 +25,7 @@ struct Layout {
     std::int64_t sizes[most_axes] = {};
     std::int64_t strides[Operands][most_axes] = {};  // in elements
 
-    /// Whether operand `operand` lies in row-major order without holes.
+    /// Whether operand `operand` is in row-major order without gaps.
     bool is_contiguous(int operand) const { return axes == 0 || (axes == 1 && strides[operand][0] == 1); }
     /// Whether every operand does.
     bool is_contiguous() const {
@@ -34,8 +34,8 @@ struct Layout {
         return true;
     }
 
-    /// Distance of element `index` from the first, for each operand. Index is the type the divisions are done in: 32
-    /// bits are several times faster than 64 where they are enough, see fits().
+    /// Memory offset of element `index` from the first, for each operand. Index is the integer type of the divisions:
+    /// 32 bits are several times faster than 64 where they suffice, see fits().
     template <class Index>
     __host__ __device__ void offsets(Index index, std::int64_t (&offset)[Operands]) const {
         for (int operand = 0; operand < Operands; ++operand) offset[operand] = 0;
@@ -56,7 +56,7 @@ struct Layout {
     }
 };
 
-/// How the operands, all of one shape, are walked together. Throws Error for more than most_axes axes that cannot merge.
+/// The common traversal of operands of one shape. Throws Error if more than most_axes axes remain after merging.
 template <int Operands>
 Layout<Operands> layout_of(const std::array<const Tensor*, Operands>& operands) {
     const MergedAxes merged = merge_axes(operands);

@@ -1,9 +1,9 @@
-// Products of integers. A block of 16 x 16 threads makes one tile of 16 x 16 elements of y, one element a thread: it
-// walks along the inner axis in steps of 16, each time bringing one tile of a and one of b to shared memory, from where
-// every element is read 16 times. The grid has one block for each tile of y (in x), for each matrix (in z).
+// Products of integers. A block of 16 x 16 threads computes one tile of 16 x 16 elements of y, one element per thread:
+// it iterates along the inner axis in steps of 16 and each time loads one tile of a and one of b into shared memory,
+// from where every element is read 16 times. The grid has one block per tile of y (in x) and per matrix (in z).
 //
 // With these tiles a is read n / 16 times and b m / 16 times. Integer products are for indices and counts, not for
-// training, so there is no more to it.
+// training, so this is fast enough.
 
 #include "cuda/kernels/matmul.h"
 
@@ -30,7 +30,7 @@ struct Product {
 template <class T>
 __global__ void __launch_bounds__(tile* tile)
     multiply(const T* a, const T* b, T* y, Product p, Layout<2> batches) {
-    __shared__ T a_tile[tile][tile + 1];  // the extra column spreads a column over the banks
+    __shared__ T a_tile[tile][tile + 1];  // padding avoids bank conflicts
     __shared__ T b_tile[tile][tile + 1];
     const int i = static_cast<int>(threadIdx.y), j = static_cast<int>(threadIdx.x);
     const std::int64_t tile_index = blockIdx.x;

@@ -1,10 +1,10 @@
-// Layer norm and root-mean-square norm. A row of up to 1024 elements takes a warp, a longer one a block. Statistics are
-// two-pass in f32 (mean, relative to the row's first element; then mean square of the distances), so rows far from 0 and
-// constant rows are right; the second and third walk over a row find it in the caches.
+// Layer norm and RMS norm. A row of up to 1024 elements is processed by a warp, a longer one by a block. Statistics are
+// two-pass in f32 (mean, relative to the row's first element; then mean square of the deviations), so rows far from 0
+// and constant rows are accurate; the second and third pass read the row from the caches.
 //
-// Backward makes all gradients in one kernel: beside dx, each warp (or block) adds its rows' share of dweight and dbias
-// to accumulators of its own, in shared memory while they fit there, and a second kernel adds up the blocks. The number
-// of blocks depends on the shape alone and every sum has a fixed order: the same bits on every card.
+// Backward computes all gradients in one kernel: beside dx, each warp (or block) adds its rows' share of dweight and
+// dbias to its own accumulators, in shared memory if they fit, and a second kernel sums over the blocks. The number of
+// blocks depends only on the shape and every sum has a fixed order: the same bits on every GPU.
 
 #include <cmath>
 #include <limits>
@@ -14,11 +14,11 @@
 namespace potluck::cuda {
 namespace {
 
-/// Blocks that a multiprocessor must be able to hold: with two the compiler has 64 registers a thread, and spills none.
+/// Blocks that must fit on a multiprocessor: with two, each thread has 64 registers and the compiler spills none.
 constexpr int blocks_at_once = 2;
 
 /// Mean over a row of term(x), 0 for an empty row; each thread of the row gets it. 16 bytes of elements are added in
-/// the compute type, these sums in f64; when a sum leaves the range of f32 it is taken in f64 altogether.
+/// the compute type, and these sums in f64; if a sum overflows f32, all of it is computed in f64.
 template <class Wide, class T, class Term>
 __device__ double mean_over_row(const T* row, std::int64_t width, Term term) {
     double total = 0;
@@ -51,7 +51,7 @@ __device__ compute_type<T> mean_of_row(const T* row, std::int64_t width) {
     return static_cast<Computed>(static_cast<double>(first) + distance);
 }
 
-/// 1 / sqrt(x), in f32 where that has the range: divisions in f64 are slow on most cards.
+/// 1 / sqrt(x), in f32 where the range allows it: divisions in f64 are slow on most GPUs.
 template <class Computed>
 __device__ double reciprocal_root(double x) {
     if (std::is_same_v<Computed, float> && x > 1e-37 && x < 1e37)
@@ -78,8 +78,8 @@ __device__ double scaled_reciprocal(const double* row, std::int64_t width, doubl
     return scalbn(1.0 / std::sqrt(scaled + scalbn(epsilon, -2 * (exponent + scale))), -(exponent + scale));
 }
 
-/// 1 / sqrt(mean of (x - mean)^2 + epsilon) of a row; each thread of the row gets it. Squares that leave the range of
-/// the compute type are taken in f64, or scaled by a power of two.
+/// 1 / sqrt(mean of (x - mean)^2 + epsilon) of a row; each thread of the row gets it. Squares out of range of the
+/// compute type are computed in f64, or scaled by a power of two.
 template <class T>
 __device__ double reciprocal_deviation(const T* row, std::int64_t width, compute_type<T> mean,
                                        double epsilon) {
@@ -106,7 +106,7 @@ template <class T>
 struct NormForward {
     const T* x;
     std::int64_t rows, width, x_stride;
-    const T* residual;  // nullptr, or added to x; then the sum is written and normalised
+    const T* residual;  // if not nullptr, added to x; the sum is written and normalised
     std::int64_t residual_stride;
     T* sum;
     const T* weight;  // nullptr: 1
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(most_row_threads, blocks_at_once) norm_kernel(
                         from_compute<T>(to_compute(pack.values[i]) + to_compute(other.values[i]));
                 store_pack(sum + column, result);
             });
-            row_barrier();  // the walks over the sum may cut it into packs at other places
+            row_barrier();  // later passes over the sum may divide it into packs differently
             from = sum;
         }
         Computed mean = 0;
@@ -180,11 +180,11 @@ struct NormBackward {
     const compute_type<T>* reciprocal;
     const T* dy;
     std::int64_t dy_stride;
-    T* dx;                    // nullptr: not wanted
+    T* dx;                    // nullptr: not needed
     bool accumulate;          // dx +=
     int sections;             // 0: no gradient of parameters; 1: dweight; 2: dweight and dbias
     bool shared;              // whether the accumulators are in shared memory
-    compute_type<T>* blocks;  // (blocks, sections, width): what each block adds up
+    compute_type<T>* blocks;  // (blocks, sections, width): the sums of each block
 };
 
 /// to[i] += terms[i], 16 bytes at a time.
@@ -198,8 +198,8 @@ __device__ void accumulate(T* to, const Pack<T, Size>& terms) {
     }
 }
 
-// dx = reciprocal (g - mean(g) - normalised mean(g normalised)) with g = weight dy; the middle term stands for the
-// subtracted mean and is absent in rms_norm. dweight = sum of dy normalised over the rows, dbias = sum of dy.
+// dx = reciprocal (g - mean(g) - normalised mean(g normalised)) with g = weight dy; mean(g) is the derivative
+// through the mean, which rms_norm does not have. dweight = sum of dy normalised over the rows, dbias = sum of dy.
 // Floor: reads x and dy and writes dx once (3 sizeof(T) bytes an element).
 template <class T, bool centered>
 __global__ void __launch_bounds__(most_row_threads, blocks_at_once)
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(most_row_threads, blocks_at_once)
                 accumulate(dweight + column, terms);
             }
         });
-        row_barrier();  // the next row may give a column to another thread
+        row_barrier();  // the next row may assign a column to another thread
     }
     if (!norm.shared) return;
     __syncthreads();
@@ -318,9 +318,9 @@ __global__ void __launch_bounds__(combined_columns* combined_groups)
         dbias.store(column - width, total);
 }
 
-/// Most blocks that share the rows of backward.
+/// The most blocks that share the rows in backward.
 constexpr std::int64_t most_blocks = 512;
-/// Accumulators that a block keeps in shared memory; every card since compute capability 8.0 has that much.
+/// Accumulators that a block keeps in shared memory; every GPU since compute capability 8.0 has enough of it.
 constexpr std::size_t most_accumulator_bytes = std::size_t{96} << 10;
 
 template <class T>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Element types inside kernels: the CUDA type of each dtype, the type it is computed in, and wide loads and stores.
-// Half types are stored rounded and computed in float; integers and bool are computed in 64 bits, as on the CPU.
+// Element types inside kernels: the CUDA type of each dtype, its compute type, and wide loads and stores. Half types
+// are stored rounded and computed in float; integers and bool are computed in 64 bits, as on the CPU.
 
 #include <cstdint>
 #include <type_traits>
@@ -24,7 +24,8 @@ template <>
 struct DeviceElement<bfloat16> {
     using type = __nv_bfloat16;
 };
-/// What kernels call an element of tensors of T: __half for float16, __nv_bfloat16 for bfloat16, T for all others.
+/// The type of an element of tensors of T inside kernels: __half for float16, __nv_bfloat16 for bfloat16, T for all
+/// others.
 template <class T>
 using device_element = typename DeviceElement<T>::type;
 
@@ -41,7 +42,7 @@ template <class Function>
 decltype(auto) visit_device(DType dtype, Function&& function) {
     return visit(dtype, [&](auto zero) { return function(device_element<decltype(zero)>{}); });
 }
-/// The same for kernels without an integer version: the ops above them let floating tensors through only.
+/// The same for kernels without an integer version: their ops accept floating tensors only.
 template <class Function>
 decltype(auto) visit_device_floating(DType dtype, Function&& function) {
     switch (dtype) {
@@ -56,7 +57,7 @@ decltype(auto) visit_device_floating(DType dtype, Function&& function) {
     }
 }
 
-/// Calls `function` with the unsigned word of as many bytes as an element has.
+/// Calls `function` with the unsigned word of the element's size.
 template <class Function>
 void visit_word(DType dtype, Function&& function) {
     switch (size_of(dtype)) {
@@ -71,7 +72,7 @@ void visit_word(DType dtype, Function&& function) {
     }
 }
 
-/// The elements of a tensor of any dtype, as kernels see them.
+/// The elements of a tensor of any dtype, with the type that kernels use.
 template <class T>
 T* elements_of(const Tensor& x) {
     return static_cast<T*>(x.raw_data());
@@ -115,7 +116,7 @@ struct Normalised {
     __device__ S operator()(S x) const { return (x * part - mean) * factor; }
 };
 
-/// Where a kernel of T leaves the gradients of parameters: in T, or in f32 (see core/backend.h). May be nowhere.
+/// Where a kernel of T writes gradients of parameters: in T or in f32 (see core/backend.h). May be null.
 template <class T>
 struct GradientPointer {
     void* data;
@@ -134,8 +135,8 @@ struct GradientPointer {
     }
 };
 
-/// N neighbours that are loaded or stored by one instruction. `*reinterpret_cast<const Pack<T>*>(pointer)` needs a
-/// pointer that is a multiple of its size.
+/// N adjacent elements that are loaded or stored by one instruction. `*reinterpret_cast<const Pack<T>*>(pointer)`
+/// requires a pointer that is a multiple of the pack's size.
 template <class T, int N = static_cast<int>(16 / sizeof(T))>
 struct alignas(sizeof(T) * N) Pack {
     static constexpr int size = N;

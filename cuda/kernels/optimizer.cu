@@ -15,11 +15,11 @@ using namespace tensor_list;
 
 /// What a launch is told besides a rule.
 struct Told {
-    const std::uint64_t* advance;  // of recorded work, see KernelDevice::random_advance()
+    const std::uint64_t* advance;  // for recorded work, see KernelDevice::random_advance()
     const UpdateNumbers* control;  // nullptr: the rule's own numbers count
 };
 
-/// The new values of a parameter: rounded stochastically (bf16) or to nearest, and once more into its copy.
+/// Stores the new values of a parameter: rounded stochastically (bf16) or to nearest, and also rounded into its copy.
 template <int N, class T>
 __device__ void store_parameter(const Entry& entry, bool stochastic_rounding, const std::uint64_t* advance,
                                 std::int64_t first, const T (&values)[N]) {
@@ -54,7 +54,7 @@ struct Factors;
 template <class T>
 struct Factors<AdamWSpec, T> {
     T beta1, beta2, rest1, rest2;
-    T rate, root_correction;  // with the corrections of the bias
+    T rate, root_correction;  // with the bias corrections
     T epsilon, scale, decay, gradient_decay;
 
     __device__ void take(const AdamWSpec& spec, double learning_rate, double gradient_scale, double step) {

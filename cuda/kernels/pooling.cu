@@ -1,6 +1,6 @@
-// Pooling. Each thread makes one element of the result, and takes from the input what belongs to it: forward the elements
-// of its window, backward the windows that cover it (in their order, so that sums have one order and need no atomics).
-// Neighbouring threads take neighbouring columns. blockIdx.y counts planes (one channel of one sample).
+// Pooling. Each thread computes one element of the result from the elements of the input that belong to it: in forward
+// those of its window, in backward the windows that contain it (in their order, so that sums have a fixed order and
+// need no atomics). Adjacent threads process adjacent columns. blockIdx.y counts planes (one channel of one sample).
 
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@ namespace potluck::cuda {
 namespace {
 
 constexpr unsigned block_threads = 128;
-/// What a launch takes in its second axis.
+/// The limit of a grid's second dimension.
 constexpr std::int64_t most_planes = 65535;
 
 /// A tensor (batch, channels, height, width) of any strides.
@@ -52,7 +52,7 @@ struct Windows {
             if (position >= 0 && position < size) visit(position);
         }
     }
-    /// Calls visit(window) for the windows that have the element, in order.
+    /// Calls visit(window) for the windows that contain the element, in order.
     template <class Visit>
     __device__ void visit_windows(std::int64_t position, Visit visit) const {
         for (std::int64_t i = kernel - 1; i >= 0; --i) {
@@ -60,7 +60,7 @@ struct Windows {
             if (begin >= 0 && begin % stride == 0 && begin / stride < count) visit(begin / stride);
         }
     }
-    /// Elements of a window: inside the input, or (with_padding) inside the input and its padding.
+    /// Number of elements of a window: inside the input, or (with_padding) inside the input and its padding.
     __device__ std::int64_t elements(std::int64_t window, bool with_padding) const {
         const std::int64_t begin = window * stride - padding;
         const std::int64_t margin = with_padding ? padding : 0;
@@ -76,13 +76,13 @@ struct WindowGrid {
     Windows rows, columns;
     bool count_padding;
 
-    /// What the mean over a window divides by.
+    /// The divisor of the mean over a window.
     __device__ double divisor(std::int64_t row, std::int64_t column) const {
         return static_cast<double>(rows.elements(row, count_padding) *
                                    columns.elements(column, count_padding));
     }
 };
-/// Windows over the planes of `input`, as many as `output` has elements.
+/// The windows over the planes of `input`, one per element of `output`.
 WindowGrid window_grid(const Tensor& input, const Tensor& output, const PoolSpec& options) {
     const auto along = [&](std::size_t axis) {
         return Windows{options.kernel[axis],   options.stride[axis],    options.padding[axis],
@@ -91,7 +91,7 @@ WindowGrid window_grid(const Tensor& input, const Tensor& output, const PoolSpec
     return {along(0), along(1), options.count_padding};
 }
 
-/// Starts a kernel with one thread for each element of `result`.
+/// Launches a kernel with one thread for each element of `result`.
 template <class... Parameters>
 void launch_over(const Tensor& result, void (*kernel)(Parameters...), cudaStream_t on,
                  std::type_identity_t<Parameters>... arguments) {
@@ -101,7 +101,7 @@ void launch_over(const Tensor& result, void (*kernel)(Parameters...), cudaStream
            on, arguments...);
 }
 
-/// Calls make(plane, row, column, position in the result) for the elements that this thread makes.
+/// Calls make(plane, row, column, position in the result) for this thread's elements.
 template <class Make>
 __device__ void for_each_result(std::int64_t planes, std::int64_t height, std::int64_t width, Make make) {
     const std::int64_t cell = global_thread();

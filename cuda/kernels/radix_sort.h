@@ -1,12 +1,12 @@
 #pragma once
 
 // A stable sort of the rows of a matrix of unsigned keys: by their lowest four bits, then by the next four, and so on;
-// as each pass keeps the order of equal digits, the last one leaves the rows sorted.
+// as each pass keeps the order of equal digits, the rows are sorted after the last one.
 //
-// A pass cuts each row into tiles of 2048 keys, a block for each. First every block counts its 16 digits; then one block
-// a row turns the counts into places (all smaller digits come before, then equal digits of earlier tiles); then every
-// block moves its keys. There, each thread owns 8 neighbouring keys and 16 counters, one a digit. A running sum over all
-// counters, digit by digit and thread by thread, says how many equal digits stand before the thread's first.
+// A pass divides each row into tiles of 2048 keys, one per block. First every block counts its 16 digits; then one
+// block per row turns the counts into positions (after all smaller digits and the equal digits of earlier tiles); then
+// every block moves its keys. There, each thread owns 8 consecutive keys and 16 counters, one per digit. A prefix sum
+// over all counters, digit by digit and thread by thread, gives the number of equal digits before the thread's first.
 
 #include <array>
 #include <cstdint>
@@ -30,7 +30,7 @@ __device__ int digit_of(Key key, int shift) {
     return static_cast<int>(key >> shift) & (digits - 1);
 }
 
-/// The tile of a block of a grid of rows * tiles blocks.
+/// The tile of a block in a grid of rows * tiles blocks.
 struct Tile {
     std::int64_t row, number, begin, end;
 };
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads)
     for (int digit = 0; digit < digits; ++digit) counters[digit * threads + thread] = 0;
     for (std::int64_t i = begin; i < end; ++i) ++counters[digit_of(row[i], shift) * threads + thread];
     __syncthreads();
-    unsigned* stretch = counters + thread * digits;  // of the counters in a line: as many as there are digits
+    unsigned* stretch = counters + thread * digits;  // `digits` counters in linear order
     unsigned sum = 0;
     for (int i = 0; i < digits; ++i) sum += stretch[i];
     unsigned total = 0;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace radix
 
-/// Memory for keys: i32 for keys of 32 bits, i64 for 64.
+/// Memory for keys: i32 for 32-bit keys, i64 for 64-bit keys.
 template <class Key>
 Tensor empty_keys(const Shape& shape, Device device) {
     return Tensor::empty(shape, {sizeof(Key) == 4 ? DType::i32 : DType::i64, device});
@@ -124,8 +124,8 @@ struct SortedRows {
     Tensor keys, positions;  // (rows, n)
 };
 
-/// Sorts each row of keys (rows, n), contiguous and of no more than `bits` bits. positions say where in its row each key
-/// stood; of equal keys the earlier comes first.
+/// Sorts each row of keys (rows, n), which are contiguous and have at most `bits` bits. positions gives the original
+/// position of each key in its row; equal keys keep their order.
 template <class Key>
 SortedRows sort_rows(const Tensor& keys, int bits, cudaStream_t stream) {
     const std::int64_t rows = keys.size(0);
@@ -133,7 +133,7 @@ SortedRows sort_rows(const Tensor& keys, int bits, cudaStream_t stream) {
     const std::int64_t tiles = (n + radix::tile - 1) / radix::tile;
     const Device device = keys.device();
     const Tensor counts = Tensor::empty({rows, radix::digits, tiles}, {DType::i64, device});
-    std::array<SortedRows, 2> buffers;  // the passes write into them in turn
+    std::array<SortedRows, 2> buffers;  // the passes write into them alternately
     const unsigned blocks = blocks_for(rows * tiles, 1);
     SortedRows source{keys, {}};
     for (int pass = 0; pass == 0 || pass * radix::digit_bits < bits; ++pass) {

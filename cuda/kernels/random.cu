@@ -1,6 +1,6 @@
-// Random tensors. Number i of a stretch decides element i, so a thread computes the numbers of its own elements
-// (random_words.h): one pack of neighbours, which is one block of Philox for f32. Uniform numbers and integers are the
-// bits that the CPU gives, normal ones the same up to the rounding of the logarithm.
+// Random tensors. Number i of the sequence at a key decides element i, so a thread computes the numbers of its own
+// elements (random_words.h): one pack, which is one block of Philox for f32. Uniform numbers and integers have the same
+// bits as on the CPU, normal ones are the same up to the rounding of the logarithm.
 //
 // Floor: sizeof(T) bytes an element, written; 5 products of 32 x 32 bits an element (10 where 64 bits are needed), and a
 // logarithm, a square root and a turn for two normal numbers.
@@ -17,14 +17,14 @@
 namespace potluck::cuda {
 namespace {
 
-/// f64 takes 64 random bits an element, the other dtypes 32.
+/// f64 takes 64 random bits per element, the other dtypes 32.
 template <class Computed>
 using Word = std::conditional_t<std::is_same_v<Computed, double>, std::uint64_t, std::uint32_t>;
 
 template <class Computed>
 struct Uniform {
     MovingKey key;
-    int shift;  // leaves as many bits as the dtype holds
+    int shift;  // leaves as many bits as the dtype can represent
     Computed unit, base, width, limit;
 
     template <int N, class T>
@@ -68,7 +68,7 @@ struct Normal {
 
     template <int N, class T>
     __device__ void operator()(std::int64_t first, Pack<T, N>& y) const {
-        if constexpr (N == 1) {  // computes the whole pair and keeps one of it
+        if constexpr (N == 1) {  // computes the whole pair and keeps one of the two
             Word<Computed> words[2];
             random_words(key, first - first % 2, words);
             const auto pair = normal_pair(words[0], words[1]);
@@ -91,7 +91,7 @@ struct Integers {
 
     template <int N, class T>
     __device__ void operator()(std::int64_t first, Pack<T, N>& y) const {
-        constexpr int at_once = N < 4 ? N : 4;  // the words of a whole pack of bytes would fill 64 registers
+        constexpr int at_once = N < 4 ? N : 4;  // the words of a pack of bytes would take 64 registers
         const RandomKey here = key;
         for (int i = 0; i < N; i += at_once) {
             std::uint64_t words[at_once];

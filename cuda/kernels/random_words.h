@@ -1,15 +1,15 @@
 #pragma once
 
-// The random numbers of elements inside kernels: Philox, as core/random.h describes it. Element i of a stretch has lane
-// i % 4 of block i / 4, so a thread can compute those of its own elements and no two threads wait for each other.
+// The random numbers of elements inside kernels: Philox, as core/random.h describes it. Number i of a sequence is lane
+// i % 4 of block i / 4, so a thread can compute the numbers of its own elements, independently of other threads.
 
 #include "core/philox.h"
 #include "cuda/launch.h"
 
 namespace potluck::cuda {
 
-/// A RandomKey on its way into a kernel. In a replay of recorded work its stretch lies further on, or it belongs to a later
-/// update, see KernelDevice::random_advance().
+/// A RandomKey as a kernel parameter. In a replay of recorded work its sequence starts further on, or belongs to a
+/// later update, see KernelDevice::random_advance().
 struct MovingKey {
     RandomKey key;
     const std::uint64_t* advance;  // nullptr outside of recorded work
@@ -22,7 +22,7 @@ struct MovingKey {
     }
 };
 
-/// Lane `lane` of a block, without an array that is indexed at run time: registers have no addresses.
+/// Lane `lane` of a block, without an array index at run time: registers cannot be indexed.
 __device__ inline std::uint32_t lane_of(const std::array<std::uint32_t, 4>& block, int lane) {
     const std::uint32_t low = (lane & 1) != 0 ? block[1] : block[0];
     const std::uint32_t high = (lane & 1) != 0 ? block[3] : block[2];

@@ -1,13 +1,14 @@
-// Reductions of the last axes of a tensor of any strides. What is computed is a small struct (SumOf, ExtremeOf, ...) that
-// starts a state, folds elements into it, joins two states and stores the result; how the elements are read is one of
+// Reductions of the last axes of a tensor of any strides. The operation is a small struct (SumOf, ExtremeOf, ...) that
+// initialises a state, accumulates elements, merges two states and stores the result; the elements are read by one of
 // two kernels:
 //
-//   rows     the elements of a row lie near each other: a warp (short rows) or a block (long rows) walks along each
-//   columns  neighbouring rows lie near each other, or rows are very short: neighbouring threads take neighbouring rows
+//   rows     the elements of a row are close together in memory: a warp (short rows) or a block (long rows) reads each
+//   row
+//   columns  adjacent rows are close together, or rows are very short: adjacent threads process adjacent rows
 //
-// When there are too few rows to fill a card, each is cut into stretches, and a third kernel joins their states in order.
-// The cut depends on the shape alone. Floating sums are kept in f64, which costs a conversion and an addition for each
-// element: a card's memory is slower than that.
+// When there are too few rows to occupy the GPU, each is divided into stretches, and a third kernel merges their states
+// in order. The division depends only on the shape. Floating sums are kept in f64, which costs a conversion and an
+// addition for each element; the GPU's memory is slower than that.
 
 #include <cmath>
 #include <limits>
@@ -19,9 +20,9 @@
 namespace potluck::cuda {
 namespace {
 
-// ---- what is computed ----
+// ---- operations ----
 
-/// Sum over the divisor. S is what the sum is kept in: double, or (for integers, which wrap around) unsigned.
+/// Sum over the divisor. S is the type of the sum: double, or (for integers, which wrap around) unsigned.
 template <class T, class S, class Result>
 struct SumOf {
     using Element = T;
@@ -84,7 +85,7 @@ struct WideMeanOf {
     }
 };
 
-/// The largest or smallest element or its place; the first of equals, a NaN before any number.
+/// The largest or smallest element or its index; the first of equals, a NaN before any number.
 template <class T>
 struct ExtremeOf {
     using Element = T;
@@ -101,7 +102,7 @@ struct ExtremeOf {
     __device__ bool beats(Computed candidate, Computed best) const {
         return (largest ? candidate > best : candidate < best) || (candidate != candidate && best == best);
     }
-    /// Elements come in the order of their indices.
+    /// Elements must be accumulated in the order of their indices.
     __device__ void fold(State& state, Computed value, std::int64_t place) const {
         if (state.place < 0 || beats(value, state.best)) state = {value, place};
     }
@@ -119,7 +120,7 @@ struct ExtremeOf {
     }
 };
 
-/// log(sum(exp(x))), the sum relative to the largest element so far. Infinity and NaN are handed on.
+/// log(sum(exp(x))), with the sum relative to the largest element so far. Infinity and NaN are passed on.
 template <class T>
 struct LogSumExpOf {
     using Element = T;
@@ -156,7 +157,7 @@ struct LogSumExpOf {
     }
 };
 
-/// any: is there an element that is true; all: is there one that is false.
+/// any: is an element true; all: is an element false.
 template <class T>
 struct SearchOf {
     using Element = T;
@@ -176,7 +177,7 @@ struct SearchOf {
     }
 };
 
-/// A sum of squares, of f32 and the half types in f64, which holds them all.
+/// A sum of squares; f32 and half types use f64, which cannot overflow.
 template <class T>
 struct SquareSum {
     double sum;
@@ -187,7 +188,7 @@ struct SquareSum {
     __device__ void add_distance(double value, double center) { add(value - center); }
     __device__ void join(const SquareSum& other) { sum += other.sum; }
 };
-/// The same of f64: sum * 2^(2 exponent). The exponent stays 0 while the squares keep to the range.
+/// The same for f64: sum * 2^(2 exponent). The exponent stays 0 while the squares are in range.
 template <>
 struct SquareSum<double> {
     double sum;
@@ -233,7 +234,7 @@ private:
     }
 };
 
-/// The root of the sum of squares.
+/// The square root of the sum of squares.
 template <class T>
 struct NormOf {
     using Element = T;
@@ -250,8 +251,8 @@ struct NormOf {
     }
 };
 
-/// The second pass of a variance: the sum of (x - center)^2, and of (x - center), which corrects for the rounding of the
-/// center.
+/// The second pass of a variance: the sum of (x - center)^2, and that of (x - center), which corrects the rounding
+/// error of the center.
 template <class T>
 struct VarianceOf {
     using Element = T;
@@ -285,22 +286,22 @@ struct VarianceOf {
         const int power = state.squares.power();
         const double rest = scalbn(state.deviations.total, state.deviations.exponent - power);
         const double squares = state.squares.sum - rest * rest / count;
-        // A NaN among the elements must stay one, so no fmax.
+        // Not fmax: a NaN among the elements must be kept.
         const double scaled = (squares < 0 ? 0.0 : squares) / (count - correction);
         const double result = root ? scalbn(std::sqrt(scaled), power) : scalbn(scaled, 2 * power);
         y[row] = from_compute<T>(count <= correction ? std::numeric_limits<double>::quiet_NaN() : result);
     }
 };
 
-// ---- how the elements are read ----
+// ---- reading the elements ----
 
-/// Where element i of some axes lies.
+/// The memory offset of element i along some axes.
 class Walk {
 public:
     explicit Walk(const Layout<1>& layout) : layout_(layout), narrow_(layout.fits<std::uint32_t>()) {}
 
     std::int64_t count() const { return layout_.count; }
-    /// From an element to the next.
+    /// The distance from an element to the next.
     __host__ __device__ std::int64_t step() const {
         return layout_.axes == 0 ? 0 : layout_.strides[0][layout_.axes - 1];
     }
@@ -334,13 +335,13 @@ Walk walk_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
     return Walk(layout_of<1>({&axes}));
 }
 
-/// The elements: row r, element i lies at kept.offset(r) + reduced.offset(i). Block (x, y) reads the stretch y of its rows.
+/// Row r, element i is at kept.offset(r) + reduced.offset(i). Block (x, y) reads stretch y of its rows.
 template <class T>
 struct Source {
     const T* x;
     Walk kept, reduced;
     std::int64_t rows, length;
-    std::int64_t stretch;  // elements of a row that make one state
+    std::int64_t stretch;  // elements of a row that are accumulated in one state
 };
 
 // Floor: reads each element once (sizeof(T) bytes).
@@ -410,7 +411,7 @@ __global__ void __launch_bounds__(most_row_threads)
     }
 }
 
-/// Blocks that keep any card busy; more stretches than this are not made.
+/// Blocks that occupy any GPU; rows are not divided into more stretches than this.
 constexpr std::int64_t enough_blocks = 1024;
 
 template <class Op>

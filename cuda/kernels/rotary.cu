@@ -1,6 +1,6 @@
-// Rotary position embedding: turns pairs (x[i], x[i + head_size / 2]) of each head by the angle of the position. The
-// work is cut into steps of up to 16 bytes of the first half of a row, with as much of the second half; a thread takes
-// one step after the other, striding over the grid, and neighbouring threads have neighbouring steps.
+// Rotary position embedding: rotates pairs (x[i], x[i + head_size / 2]) of each head by the angle of the position. The
+// work is divided into steps of up to 16 bytes of the first half of a row and the same amount of the second half;
+// threads process the steps in a grid-stride loop, and adjacent threads process adjacent steps.
 
 #include <limits>
 #include <type_traits>
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-/// Whether every step of N pairs begins at a multiple of its size, in x, y and the tables.
+/// Whether every step of N pairs is aligned to its size, in x, y and the tables.
 template <class T, int N>
 bool allows_packs(const Rotary& r, const T* x, const float* cosine, const float* sine, const T* y) {
     const auto is_aligned = [](const auto* data) {

@@ -1,11 +1,11 @@
 #pragma once
 
-// Work along rows: how a row of elements is shared by the threads of a warp or of a block, and what they fold it into.
+// Work along rows: how the threads of a warp or a block share a row of elements, and how they combine their results.
 //
-// A block is blockDim.x threads wide and blockDim.y rows high. Short rows take a warp each (32 threads, several rows a
-// block), long rows a whole block (blockDim.y is 1), and a kernel is written once for both: its threads walk over the
-// row in steps of blockDim.x, and join what they found by join_row() or row_sum(), which know whether one warp or
-// several take part.
+// A block is blockDim.x threads wide and blockDim.y rows high. Short rows are processed by a warp each (32 threads,
+// several rows per block), long rows by a whole block (blockDim.y is 1). A kernel is written once for both: its threads
+// iterate over the row in steps of blockDim.x, and combine their results by join_row() or row_sum(), which distinguish
+// the two cases.
 
 #include <cmath>
 #include <cstring>
@@ -19,18 +19,18 @@
 
 namespace potluck::cuda {
 
-/// Most threads that share a row: a kernel over rows is compiled for blocks of this size.
+/// The most threads that share a row: a kernel over rows is compiled for blocks of this size.
 inline constexpr int most_row_threads = 512;
-/// Rows that are not longer take one warp.
+/// Rows up to this width are processed by one warp.
 inline constexpr std::int64_t warp_row_width = 1024;
 
-/// The threads of a block for rows of `width` elements; `warps`: how many rows a block takes when each has one warp.
+/// The block size for rows of `width` elements; `warps`: how many rows a block processes when each has one warp.
 inline dim3 row_block(std::int64_t width, unsigned warps = 4) {
     if (width <= warp_row_width) return {warp_size, warps};
     return {width <= 8 * warp_row_width ? 256U : static_cast<unsigned>(most_row_threads), 1};
 }
 
-/// The rows of a thread: `for (row = first_row(); row < rows; row += row_step())`.
+/// The rows of this thread: `for (row = first_row(); row < rows; row += row_step())`.
 __device__ inline std::int64_t first_row() {
     return static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
@@ -38,14 +38,14 @@ __device__ inline std::int64_t row_step() { return static_cast<std::int64_t>(gri
 
 // ---- rows in memory ----
 
-/// A tensor as rows along its last axis, whose elements are neighbours in memory.
+/// A tensor as rows along its last axis, whose elements are adjacent in memory.
 struct DenseRows {
-    Tensor tensor;  // keeps a copy alive until the work that reads it is in the stream
+    Tensor tensor;  // keeps a copy alive until the work that reads it has been enqueued
     std::int64_t count = 0, width = 0;
     std::int64_t stride = 0;  // from row to row, in elements
 };
 
-/// x itself where its strides allow it, else a copy of it. x has elements.
+/// x itself if its strides allow it, else a copy. x is not empty.
 inline DenseRows dense_rows(KernelDevice&, const Tensor& x) {
     DenseRows rows{x, x.count() / x.size(-1), x.size(-1), x.size(-1)};
     if (x.is_contiguous()) return rows;
@@ -63,7 +63,7 @@ inline DenseRows dense_rows(KernelDevice&, const Tensor& x) {
     return rows;
 }
 
-/// A vector (such as a weight) whose elements are neighbours; undefined stays undefined.
+/// A vector (such as a weight) whose elements are adjacent; an undefined tensor stays undefined.
 inline Tensor dense_vector(KernelDevice&, const Tensor& x) {
     return x.defined() ? potluck::detail::as_contiguous(x) : x;
 }
@@ -74,7 +74,7 @@ T* elements_or_null(const Tensor& x) {
     return x.defined() ? elements_of<T>(x) : nullptr;
 }
 
-/// `Size` neighbours, by one access where the address allows it.
+/// Loads or stores `Size` adjacent elements, by one access where the address allows it.
 template <int Size, class T>
 __device__ Pack<T, Size> load_pack(const T* from) {
     if (reinterpret_cast<std::uintptr_t>(from) % sizeof(Pack<T, Size>) == 0)
@@ -93,7 +93,7 @@ __device__ void store_pack(T* to, const Pack<T, Size>& pack) {
 }
 
 /// Calls visit(column, pack) for all elements of a row, from the threads that share it: 16 bytes at a time, and single
-/// elements (packs of size 1) before the first and behind the last multiple of 16.
+/// elements (packs of size 1) before the first and after the last multiple of 16.
 template <class T, class Visit>
 __device__ void visit_row(const T* row, std::int64_t width, Visit visit) {
     using Wide = Pack<T>;
@@ -110,9 +110,9 @@ __device__ void visit_row(const T* row, std::int64_t width, Visit visit) {
     for (std::int64_t i = tail + threadIdx.x; i < width; i += blockDim.x) visit(i, Single{{row[i]}});
 }
 
-// ---- what the threads of a row find together ----
+// ---- combining the results of the threads of a row ----
 
-/// All threads of the row are here, and what they wrote can be read by the others.
+/// A barrier for all threads of the row; what they wrote before is visible to the others after it.
 __device__ inline void row_barrier() {
     if (blockDim.x == warp_size)
         __syncwarp();
@@ -120,13 +120,13 @@ __device__ inline void row_barrier() {
         __syncthreads();
 }
 
-/// The sum over the threads of a row; each gets it.
+/// The sum over the threads of a row; every thread gets it.
 __device__ inline double row_sum(double value) {
     __shared__ double scratch[warp_size];
     return block_sum(value, scratch);
 }
 
-/// The largest value of the threads of a row, none of them negative; each gets it.
+/// The largest of the threads' values, none of them negative; every thread gets it.
 __device__ inline double row_largest(double value) {
     __shared__ double scratch[warp_size];
     return block_reduce(
@@ -146,7 +146,7 @@ __device__ State from_lane(const State& state, int lane) {
     return result;
 }
 
-/// Joins the states of the 32 lanes by join(state, other), in a fixed order; every lane gets the same bits.
+/// Combines the states of the 32 lanes by join(state, other), in a fixed order; every lane gets the same bits.
 template <class State, class Join>
 __device__ State join_warp(State state, Join join) {
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
@@ -155,7 +155,7 @@ __device__ State join_warp(State state, Join join) {
     return from_lane(state, 0);
 }
 
-/// Joins the states of the threads of a row; each gets the result. State needs no constructor.
+/// Combines the states of the threads of a row; every thread gets the result. State needs no constructor.
 template <class State, class Join>
 __device__ State join_row(State state, Join join) {
     __shared__ State scratch[warp_size];
@@ -172,8 +172,9 @@ __device__ State join_row(State state, Join join) {
     return state;
 }
 
-/// The sum of exp(x) over the elements seen so far, relative to the largest of them (Milakov and Gimelshein, 2018): one
-/// pass over the row is enough. NaN is no largest element, but makes the sum NaN, and so does +infinity.
+/// The sum of exp(x) over the elements seen so far, relative to the largest of them (Milakov and Gimelshein, 2018): a
+/// single pass over the row suffices. NaN never becomes the largest element, but makes the sum NaN, and so does
+/// +infinity.
 template <class T>
 struct ExponentialSum {
     T largest;
@@ -181,7 +182,7 @@ struct ExponentialSum {
 
     __device__ static ExponentialSum start() { return {-std::numeric_limits<T>::infinity(), 0.0}; }
 
-    /// What exponents are relative to: finite also when there was nothing but -infinity.
+    /// The reference of the exponents: finite even if all elements were -infinity.
     __device__ T shift() const { return largest == -std::numeric_limits<T>::infinity() ? T{0} : largest; }
 
     template <class Element, int Size>

@@ -1,6 +1,6 @@
-// Softmax and log-softmax along rows. A row of up to 1024 elements takes a warp, a longer one a block. Each thread folds
-// the elements of its packs into (largest, sum of exponentials), the threads join these by shuffles (and shared memory
-// when there are several warps), and a second walk, which finds the row in the caches, writes the result.
+// Softmax and log-softmax along rows. A warp processes a row of up to 1024 elements, a block a longer one. Each thread
+// accumulates its packs in (largest, sum of exponentials), the threads combine these by shuffles (and shared memory when
+// there are several warps), and a second pass, which reads the row from the caches, writes the result.
 
 #include <cmath>
 #include <limits>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(most_row_threads)
         total = join_row(total, [](auto& state, const auto& other) { state.join(other); });
         const auto sum = static_cast<Computed>(total.sum);
         const Computed shift = total.shift();
-        // Nothing but -inf gives 0, not 0 / 0.
+        // A row of -inf only gives 0, not 0 / 0.
         const Computed factor = sum == 0 ? Computed{0} : 1 / sum;
         const Computed logarithm_of_sum = std::log(sum);
         visit_row(from, width, [&](std::int64_t column, const auto& pack) {
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(most_row_threads)
             for (int i = 0; i < pack.size; ++i) {
                 const Computed value = to_compute(pack.values[i]);
                 const Computed slope = to_compute(gradient.values[i]);
-                // A row of -inf only does not depend on its elements in any useful way: its gradient is 0.
+                // The softmax of a row of -inf only is defined as 0, a constant: its gradient is 0.
                 if constexpr (logarithm)
                     result.values[i] =
                         from_compute<T>(total.alive != 0 ? slope - std::exp(value) * sum : Computed{0});

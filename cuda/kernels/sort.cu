@@ -1,14 +1,15 @@
-// The largest elements of rows, and random choices by weight.
+// The largest elements of rows, and random selection by weight.
 //
-// topk: elements become unsigned keys whose order is the wanted one; each row has a block. The elements of a row of up to
-// 1024 are put in order by counting for each how many come before it. In a longer row the block first finds the key of
-// the k-th element digit by digit (a histogram of the highest 8 bits, then of the next 8 among the elements that share
-// them, ...), so that the row is read a few times however large k is, and collects what comes before it in order of
-// index; then these are counted, or sorted (radix_sort.h) when they are more than 1024.
+// topk: elements are converted to unsigned keys whose order is the wanted one; each row is processed by one block. The
+// elements of a row of up to 1024 are sorted by counting for each how many are ordered before it. In a longer row the
+// block first finds the key of the k-th element digit by digit (a histogram of the highest 8 bits, then of the next 8
+// among the elements that share them, ...), so that the row is read only a few times however large k is. Then it
+// collects the first k elements in the order of their indices, and sorts these by counting, or by radix sort
+// (radix_sort.h) if there are more than 1024.
 //
 // multinomial: as on the CPU, a binary tree of sums in f64 over the weights of each row: the same sums in the same
-// order, so the same key gives the same samples. With replacement all samples of a row go down the tree side by side,
-// without it one thread takes them one after the other and corrects the sums above each.
+// order, so the same key gives the same samples. With replacement all samples of a row descend the tree in parallel;
+// without, one thread draws them in turn and updates the sums above each.
 
 #include <algorithm>
 #include <bit>
@@ -31,15 +32,15 @@ namespace potluck::cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr int most_row_threads = 512;  // of the block that a row has
+constexpr int most_row_threads = 512;  // of the block that processes a row
 
 // ---- topk ----
 
-/// The key of elements of T: 32 bits for floats and the half types, else 64.
+/// The key type for elements of T: 32 bits for floats and half types, else 64.
 template <class T>
 using KeyOf = std::conditional_t<std::is_same_v<compute_type<T>, float>, std::uint32_t, std::uint64_t>;
 
-/// A key that is smaller the earlier an element comes: NaN counts as largest, and -0 equals 0.
+/// A key that is smaller for elements that are ordered first: NaN is the largest, and -0 equals 0.
 template <class T>
 __device__ KeyOf<T> key_of(T element, bool largest) {
     using Key = KeyOf<T>;
@@ -59,7 +60,7 @@ __device__ KeyOf<T> key_of(T element, bool largest) {
 
 constexpr int select_bits = 8;
 constexpr int select_bins = 1 << select_bits;
-constexpr int most_ranked = 1024;  // chosen elements that are put in order by counting
+constexpr int most_ranked = 1024;  // the most elements that are sorted by counting
 
 /// Rows of any strides.
 template <class T>
@@ -72,7 +73,7 @@ struct Rows {
     }
 };
 
-/// The key of the k-th element of a row (k from 1), and how many elements with just this key are among the first k.
+/// The key of the k-th element of a row (k from 1), and how many elements with this key are among the first k.
 template <class Key>
 struct Threshold {
     Key key;
@@ -88,7 +89,7 @@ __device__ Threshold<KeyOf<T>> find_threshold(const Rows<T>& x, std::int64_t row
     __shared__ unsigned long long before_bin;
     Key prefix = 0;
     Key mask = 0;
-    auto wanted = static_cast<unsigned long long>(k);  // which one, among the elements that share the prefix
+    auto wanted = static_cast<unsigned long long>(k);  // the rank among the elements that share the prefix
     for (int shift = 8 * static_cast<int>(sizeof(Key)) - select_bits; shift >= 0; shift -= select_bits) {
         if (threadIdx.x < select_bins) bins[threadIdx.x] = 0;
         __syncthreads();
@@ -114,7 +115,7 @@ __device__ Threshold<KeyOf<T>> find_threshold(const Rows<T>& x, std::int64_t row
     return {prefix, static_cast<std::int64_t>(wanted)};
 }
 
-/// Calls take(place, key, i) for the first k elements of a row: in the order of their index i, place counts from 0.
+/// Calls take(place, key, i) for the first k elements of a row, in the order of their indices i; place counts from 0.
 template <class T, class Take>
 __device__ void collect(const Rows<T>& x, std::int64_t row, std::int64_t k, bool largest, Take take) {
     __shared__ unsigned scratch[warp_size];
@@ -223,7 +224,7 @@ void topk(KernelDevice& backend, const Tensor& x, std::int64_t k, bool largest, 
 
 // ---- multinomial ----
 
-/// Sums of weights: [1] is the root, the children of node i are 2 i and 2 i + 1, the weights stand at [leaves, 2 leaves).
+/// Sums of weights: [1] is the root, the children of node i are 2 i and 2 i + 1, the weights are at [leaves, 2 leaves).
 struct Tree {
     double* sums;
     std::int64_t leaves;
@@ -231,14 +232,14 @@ struct Tree {
     __device__ void add_children(std::int64_t node) const {
         sums[node] = sums[2 * node] + sums[2 * node + 1];
     }
-    /// The leaf in which the running sum of weights passes share * total, share in (0, 1). Never one that weighs 0.
+    /// The leaf at which the running sum of weights exceeds share * total, share in (0, 1). Never one with weight 0.
     __device__ std::int64_t find(double share) const {
-        // In f64 without fused operations, as on the CPU: what rounds differently might choose differently.
+        // In f64 without fused operations, as on the CPU: another rounding might select another leaf.
         double rest = __dmul_rn(share, sums[1]);
         std::int64_t node = 1;
         while (node < leaves) {
             const double left = sums[2 * node];
-            // Rounding may leave a rest behind the last weight: never go where nothing is.
+            // Rounding may leave a remainder after the last weight: never descend into an empty subtree.
             const bool go_left = rest < left || sums[2 * node + 1] == 0.0;
             node = 2 * node + (go_left ? 0 : 1);
             if (!go_left) rest = __dsub_rn(rest, left);
@@ -252,7 +253,7 @@ struct Tree {
     }
 };
 
-/// A number in (0, 1) from element `element` of the stretch.
+/// A number in (0, 1) from random number `element` of the sequence at `key`.
 __device__ double uniform_at(RandomKey key, std::int64_t element) {
     return (random_word(key, element) + 0.5) * 0x1p-32;
 }
@@ -262,7 +263,7 @@ struct Draw {
     const void* weights;  // (rows, n), contiguous
     DType dtype;
     std::int64_t n, samples, leaves;
-    std::int64_t first_row;  // that block 0 works on
+    std::int64_t first_row;  // the row of block 0
     bool replacement;
 };
 
@@ -328,7 +329,7 @@ __global__ void __launch_bounds__(most_row_threads)
     }
 }
 
-/// Throws the Error of what the kernel reported.
+/// Throws the Error for what the kernel reported.
 void tell(const Tensor& weights, std::int64_t fault, std::int64_t needed) {
     const std::int64_t n = weights.size(1);
     const std::int64_t row = fault / (n + 1);

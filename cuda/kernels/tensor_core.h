@@ -1,19 +1,19 @@
 #pragma once
 
-// Thin wrappers of the instructions that feed and run the tensor cores (compute capability 8.0 and later), by the names
-// and layouts of the PTX ISA, chapters "Matrix multiply-accumulate", "ldmatrix" and "cp.async". All 32 lanes of a warp
-// must call the matrix functions together.
+// Thin wrappers of the instructions that feed and run the tensor cores (compute capability 8.0 and later), with the
+// names and layouts of the PTX ISA, chapters "Matrix multiply-accumulate", "ldmatrix" and "cp.async". All 32 lanes of a
+// warp must call the matrix functions together.
 //
-// A fragment is the part of a matrix that one lane holds. With g = lane / 4 and t = lane % 4, and two halves in each
-// 32-bit word (the lower half is the one of the lower column, or of the lower row for B):
+// A fragment is the part of a matrix that one lane holds. With g = lane / 4 and t = lane % 4, and two half-type
+// elements in each 32-bit word (the lower half is the lower column, or for B the lower row):
 //
 //   A (16 x 16):  word 0: (g, 2t), (g, 2t + 1)          word 1: (g + 8, 2t), (g + 8, 2t + 1)
 //                 word 2: (g, 2t + 8), (g, 2t + 9)      word 3: (g + 8, 2t + 8), (g + 8, 2t + 9)
 //   B (16 x 8):   word 0: (2t, g), (2t + 1, g)          word 1: (2t + 8, g), (2t + 9, g)
 //   C (16 x 8):   floats 0, 1: (g, 2t), (g, 2t + 1)     floats 2, 3: (g + 8, 2t), (g + 8, 2t + 1)
 //
-// So two neighbouring C fragments, rounded to halves, are an A fragment: what one product leaves in registers can go
-// into the next without a detour.
+// So two adjacent C fragments, rounded to the half type, form an A fragment: the result of one product can be the
+// operand of the next without leaving the registers.
 
 #include <cmath>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace potluck::cuda {
 
-/// sums (16 x 8) += a (16 x 16) b (16 x 8), halves of type T accumulated in f32. 4096 operations.
+/// sums (16 x 8) += a (16 x 16) b (16 x 8), elements of half type T accumulated in f32. 4096 operations.
 template <class T>
 __device__ inline void mma_m16n8k16(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                     std::uint32_t b1) {
@@ -49,9 +49,9 @@ __device__ inline void mma_m16n8k16(float (&sums)[4], const std::uint32_t (&a)[4
 #endif
 }
 
-/// Loads four 8 x 8 matrices of halves from shared memory. `row` is where a row of 8 halves begins, aligned to 16 bytes:
-/// lanes 0-7 name the rows of the first matrix, lanes 8-15 those of the second, and so on. Word i of a lane is elements
-/// (g, 2t), (g, 2t + 1) of matrix i; of its transpose when Transposed.
+/// Loads four 8 x 8 matrices of half-type elements from shared memory. `row` is the address of a row of 8 elements,
+/// aligned to 16 bytes: lanes 0-7 give the rows of the first matrix, lanes 8-15 those of the second, and so on. Word i
+/// of a lane is elements (g, 2t), (g, 2t + 1) of matrix i; of its transpose when Transposed.
 template <bool Transposed>
 __device__ inline void ldmatrix_x4(std::uint32_t (&words)[4], const void* row) {
 #if POTLUCK_CUDA_EMULATED
@@ -71,8 +71,8 @@ __device__ inline void ldmatrix_x4(std::uint32_t (&words)[4], const void* row) {
 #endif
 }
 
-/// Starts to copy 16 bytes from global to shared memory, both aligned to 16 bytes, past the registers. Only the first
-/// `source_bytes` are read; the others become 0.
+/// Starts an asynchronous copy of 16 bytes from global to shared memory, both aligned to 16 bytes, that bypasses the
+/// registers. Only the first `source_bytes` are read; the others become 0.
 __device__ inline void copy_async_16(void* shared, const void* global, int source_bytes) {
 #if POTLUCK_CUDA_EMULATED
     emulator::copy_async_16(shared, global, source_bytes);
@@ -94,8 +94,8 @@ __device__ inline void copy_async_commit() {
 #endif
 }
 
-/// Waits until at most Pending of this thread's groups, the latest ones, are under way. Other threads see what was
-/// copied after the next __syncthreads().
+/// Waits until at most Pending of this thread's groups, the latest ones, are still running. Other threads see the
+/// copied data after the next __syncthreads().
 template <int Pending>
 __device__ inline void copy_async_wait() {
 #if POTLUCK_CUDA_EMULATED
@@ -105,7 +105,7 @@ __device__ inline void copy_async_wait() {
 #endif
 }
 
-/// Two floats rounded to halves (to nearest, ties to even) in one word, `low` in the lower bits.
+/// Two floats rounded to the half type (to nearest, ties to even) in one word, `low` in the lower bits.
 template <class T>
 __device__ inline std::uint32_t pack_halves(float low, float high) {
     std::uint32_t word;
@@ -119,7 +119,7 @@ __device__ inline std::uint32_t pack_halves(float low, float high) {
     return word;
 }
 
-/// 2^x by the special function unit: within 2 units in the last place, subnormal results are 0.
+/// 2^x by the special function unit: within 2 ulp; subnormal results are 0.
 __device__ inline float fast_exp2(float x) {
 #if POTLUCK_CUDA_EMULATED
     return std::exp2(x);

@@ -14,18 +14,18 @@ namespace potluck::nn {
 
 struct BatchNormOptions {
     double epsilon = 1e-5;
-    double momentum = 0.1;  // share of each batch in the running statistics
-    bool affine = true;     // trained weight (starts at 1) and bias (starts at 0)
+    double momentum = 0.1;  // weight of each batch in the running statistics
+    bool affine = true;     // trainable weight (initially 1) and bias (initially 0)
 };
 
-/// batch_norm() of x (batch, channels, ..) with 2 to 5 axes: by the statistics of the batch while training, which also go
-/// into the running ones, and by the running ones after eval(). State dict names are those of PyTorch's layers; the
-/// running statistics are f32 buffers, which keep their dtype in to(dtype).
+/// batch_norm() of x (batch, channels, ..) with 2 to 5 axes. Training uses the statistics of the batch and updates the
+/// running ones; after eval() the running ones are used. State dict names are those of PyTorch's layers; the running
+/// statistics are f32 buffers, which keep their dtype in to(dtype).
 class BatchNorm : public Module {
 public:
     Tensor weight, bias;
-    Tensor running_mean, running_var;  // (channels); start at 0 and 1
-    Tensor num_batches_tracked;        // how many batches went into them: i64, no axes
+    Tensor running_mean, running_var;  // (channels); initially 0 and 1
+    Tensor num_batches_tracked;        // number of batches in them: i64, 0-dimensional
     double epsilon, momentum;
 
     /// Throws Error when channels is below 1, epsilon negative or momentum outside [0, 1].

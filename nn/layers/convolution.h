@@ -15,7 +15,7 @@ namespace potluck::nn {
 struct Conv1dOptions {
     std::int64_t stride = 1, padding = 0, dilation = 1, groups = 1;
     bool bias = true;
-    bool initialize = true;  // false leaves zeros, for a model that sets its own start values
+    bool initialize = true;  // false leaves zeros, for a model that initialises its parameters itself
 };
 struct Conv2dOptions {
     HeightWidth stride = 1, padding = 0, dilation = 1;
@@ -26,7 +26,7 @@ struct Conv2dOptions {
 
 namespace detail {
 
-/// Makes weight and bias of a convolution: both start uniform in +-1 / sqrt(channels / groups * size of the kernel).
+/// Creates weight and bias of a convolution, initially uniform in +-1 / sqrt(channels / groups * size of the kernel).
 inline void make_convolution(const char* name, Shape weight_shape, std::int64_t channels, std::int64_t groups,
                              bool with_bias, bool initialize, Tensor& weight, Tensor& bias) {
     const std::int64_t filters = weight_shape[0];
@@ -59,14 +59,14 @@ inline std::string describe_convolution(const char* name, const Tensor& weight, 
 
 }  // namespace detail
 
-/// conv1d() with trained filters: (batch, channels, length) to (batch, filters, windows). weight (filters, channels /
+/// conv1d() with trainable filters: (batch, channels, length) to (batch, filters, windows). weight (filters, channels /
 /// groups, kernel), bias (filters).
 class Conv1d : public Module {
 public:
     Tensor weight, bias;
     Convolution1d options;
 
-    /// Throws Error when a size is below 1, or groups does not divide channels and filters.
+    /// Throws Error when a size is below 1, or when channels or filters is not a multiple of groups.
     Conv1d(std::int64_t channels, std::int64_t filters, std::int64_t kernel, Conv1dOptions given = {})
         : options{given.stride, given.padding, given.dilation, given.groups} {
         detail::make_convolution("conv1d", {filters, 0, kernel}, channels, given.groups, given.bias,
@@ -83,15 +83,15 @@ public:
     }
 };
 
-/// conv2d() with trained filters: images (batch, channels, height, width) to (batch, filters, height', width'). weight
-/// (filters, channels / groups, kernel height, kernel width), bias (filters). `Conv2d(3, 16, 3, {.padding = 1})` keeps
-/// height and width.
+/// conv2d() with trainable filters: images (batch, channels, height, width) to (batch, filters, height', width').
+/// weight (filters, channels / groups, kernel height, kernel width), bias (filters). `Conv2d(3, 16, 3, {.padding = 1})`
+/// preserves height and width.
 class Conv2d : public Module {
 public:
     Tensor weight, bias;
     Convolution2d options;
 
-    /// Throws Error when a size is below 1, or groups does not divide channels and filters.
+    /// Throws Error when a size is below 1, or when channels or filters is not a multiple of groups.
     Conv2d(std::int64_t channels, std::int64_t filters, HeightWidth kernel, Conv2dOptions given = {})
         : options{given.stride, given.padding, given.dilation, given.groups} {
         detail::make_convolution("conv2d", {filters, 0, kernel.height, kernel.width}, channels, given.groups,

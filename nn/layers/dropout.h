@@ -7,7 +7,8 @@
 
 namespace potluck::nn {
 
-/// Zeroes elements with probability p while training and scales the others by 1 / (1 - p); after eval() it does nothing.
+/// In training, sets elements to zero with probability p and scales the others by 1 / (1 - p); after eval() the
+/// identity.
 class Dropout : public Module {
 public:
     double p;

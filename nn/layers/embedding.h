@@ -10,8 +10,8 @@
 
 namespace potluck::nn {
 
-/// A table of `rows` vectors: ids (..) to (.., width). weight (rows, width) starts normal with the given standard deviation
-/// (0 leaves zeros, for a model that sets its own start values).
+/// A table of `rows` vectors: ids (..) to (.., width). weight (rows, width) is initialised from a normal distribution
+/// with the given standard deviation (0 leaves zeros, for a model that initialises its parameters itself).
 class Embedding : public Module {
 public:
     Tensor weight;

@@ -16,14 +16,15 @@ namespace potluck::nn {
 
 struct LinearOptions {
     bool bias = true;
-    bool initialize = true;  // false leaves zeros, for a model that sets its own start values
+    bool initialize = true;  // false leaves zeros, for a model that initialises its parameters itself
 };
 
-/// x weight^T + bias, and what a branch adds: (.., in) to (.., out). weight (out, in), bias (out). Both start uniform in +-1 / sqrt(in).
+/// x weight^T + bias, plus branch(x) if a branch is assigned: (.., in) to (.., out). weight (out, in), bias (out), both
+/// initially uniform in +-1 / sqrt(in).
 class Linear : public Module {
 public:
     Tensor weight, bias;
-    Branch branch;  // none unless one is assigned: see Branch
+    Branch branch;  // empty unless assigned: see Branch
 
     /// Throws Error when a size is below 1.
     Linear(std::int64_t in, std::int64_t out, LinearOptions options = {}) {
@@ -43,8 +44,8 @@ public:
     Linear(std::int64_t, std::int64_t, MistypedOptions<N>,
            Refused<"no such option: see LinearOptions", N> = {});
 
-    /// Made of given tensors, which it shares: a layer tied to another one. Throws Error when they are not (out, in)
-    /// and (out).
+    /// Uses the given tensors, which it shares: a layer tied to another one. Throws Error unless they are (out, in) and
+    /// (out).
     explicit Linear(Tensor shared_weight, Tensor shared_bias = {})
         : weight(std::move(shared_weight)), bias(std::move(shared_bias)) {
         if (weight.ndim() != 2 || (bias.defined() && bias.shape() != Shape{weight.size(0)})) {

@@ -15,15 +15,15 @@
 
 namespace potluck::nn {
 
-/// down(activation(up(x))): (.., in) to (.., out) through `hidden` units, relu unless another function is given.
+/// down(activation(up(x))): (.., in) to (.., out) with `hidden` units, relu unless another activation is given.
 class MLP : public Module {
 public:
     Linear up, down;
 
-    /// Takes the name of an op, also one that the C library knows as well (tanh).
+    /// For the name of an op, including names that the C library also declares (tanh).
     MLP(std::int64_t in, std::int64_t hidden, std::int64_t out, Tensor (*activation)(const Tensor&) = relu)
         : MLP(in, hidden, out, std::function<Tensor(const Tensor&)>(activation)) {}
-    /// Takes anything else that makes a tensor of a tensor.
+    /// For any other function from a tensor to a tensor.
     template <class Activation>
     requires std::constructible_from<std::function<Tensor(const Tensor&)>, Activation> MLP(
         std::int64_t in, std::int64_t hidden, std::int64_t out, Activation activation)
@@ -44,7 +44,7 @@ private:
 };
 
 /// down_proj(silu(gate_proj(x)) * up_proj(x)) without biases (Shazeer, "GLU Variants Improve Transformer", 2020), with
-/// Llama's names: (.., width) to (.., width) through `hidden` units.
+/// Llama's names: (.., width) to (.., width) with `hidden` units.
 class SwiGLU : public Module {
 public:
     Linear gate_proj, up_proj, down_proj;

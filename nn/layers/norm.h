@@ -10,13 +10,14 @@
 
 namespace potluck::nn {
 
-/// The weight of a norm layer. Throws Error(op, ...) when the layer was moved from: the op would do without.
+/// The weight of a norm layer. Throws Error(op, ...) when the layer was moved from: the op would silently use no
+/// weight.
 inline const Tensor& present(const char* op, const Tensor& weight) {
     if (!weight.defined()) throw Error(op, "the layer has no weight: it was moved from.");
     return weight;
 }
 
-/// layer_norm() over the last axis with trained weight (starts at 1) and bias (starts at 0).
+/// layer_norm() over the last axis with trainable weight (initially 1) and bias (initially 0).
 class LayerNorm : public Module {
 public:
     Tensor weight, bias;
@@ -36,14 +37,14 @@ public:
     Tensor forward(const Tensor& x) override {
         return layer_norm(x, present("layer_norm", weight), bias, epsilon);
     }
-    /// (x + residual, forward(x + residual)), with less traffic to memory.
+    /// (x + residual, forward(x + residual)), with less memory traffic.
     std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& residual) {
         return add_layer_norm(x, residual, present("layer_norm", weight), bias, epsilon);
     }
     std::string describe() const override { return "LayerNorm(" + std::to_string(weight.count()) + ")"; }
 };
 
-/// rms_norm() over the last axis with a trained weight (starts at 1).
+/// rms_norm() over the last axis with a trainable weight (initially 1).
 class RMSNorm : public Module {
 public:
     Tensor weight;
@@ -60,7 +61,7 @@ public:
 
     void members(Members& m) override { m("weight", weight); }
     Tensor forward(const Tensor& x) override { return rms_norm(x, present("rms_norm", weight), epsilon); }
-    /// (x + residual, forward(x + residual)), with less traffic to memory.
+    /// (x + residual, forward(x + residual)), with less memory traffic.
     std::pair<Tensor, Tensor> add_and_norm(const Tensor& x, const Tensor& residual) {
         return add_rms_norm(x, residual, present("rms_norm", weight), epsilon);
     }

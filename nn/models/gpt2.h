@@ -15,32 +15,33 @@
 
 namespace potluck::nn {
 
-/// Sizes of a GPT-2. The defaults are those of the published model with 124 million parameters, but for dropout, which
-/// was 0.1.
+/// The dimensions of a GPT-2. The defaults are those of the published model with 124 million parameters, except for
+/// dropout, which was 0.1.
 struct GPT2Config {
     std::int64_t vocabulary = 50257;
-    std::int64_t context = 1024;  // the most tokens at once
+    std::int64_t context = 1024;  // the longest text, in tokens
     std::int64_t width = 768;
     std::int64_t heads = 12;
     std::int64_t layers = 12;
-    double dropout = 0.0;  // of embeddings, attention weights and both branches of a block
+    double dropout = 0.0;  // of embeddings, attention weights and both residual branches of a block
     double layer_norm_epsilon = 1e-5;
-    bool tie_embeddings = true;  // the output layer is the embedding
+    bool tie_embeddings = true;  // the output layer shares the embedding's weight
 };
 
-/// x weight + bias, and what a branch adds, with weight (in, out), the layout in which GPT-2's weights are published (a "Conv1D").
+/// x weight + bias, plus branch(x) if a branch is assigned, with weight (in, out): the layout in which GPT-2's weights
+/// are published (a "Conv1D").
 class Conv1D : public Module {
 public:
     Tensor weight, bias;
-    Branch branch;  // none unless one is assigned: see Branch
+    Branch branch;  // empty unless assigned: see Branch
 
-    Conv1D(std::int64_t in, std::int64_t out);  // zeros: GPT2 sets the start values
+    Conv1D(std::int64_t in, std::int64_t out);  // zeros: GPT2 initialises them
     void members(Members& m) override { m("weight", weight)("bias", bias)("branch", branch); }
     Tensor forward(const Tensor& x) override;
     std::string describe() const override;
 };
 
-/// Causal attention of GPT-2: one projection makes queries, keys and values.
+/// The causal attention of GPT-2: one projection computes queries, keys and values.
 class GPT2Attention : public Module {
 public:
     Conv1D c_attn, c_proj;
@@ -49,7 +50,7 @@ public:
     void members(Members& m) override { m("c_attn", c_attn)("c_proj", c_proj); }
     Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
     Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer);
-    /// Heads that the weights make.
+    /// Number of heads, as given by the weights.
     std::int64_t heads() const { return c_attn.weight.size(1) / (3 * head_size_); }
     std::int64_t head_size() const { return head_size_; }
     void set_recompute(bool recompute) { recompute_ = recompute; }
@@ -99,8 +100,8 @@ public:
 };
 
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) with the names and shapes of
-/// Hugging Face's GPT2LMHeadModel. Start values as published: normal with standard deviation 0.02, divided by sqrt(2 * layers) for
-/// the projections that add to the residual; biases 0.
+/// Hugging Face's GPT2LMHeadModel. Initialised as published: normal with standard deviation 0.02, divided by sqrt(2 *
+/// layers) for the projections that add to the residual; biases 0.
 class GPT2 : public LanguageModel {
 public:
     struct Transformer : Module {
@@ -119,7 +120,7 @@ public:
     Transformer transformer;
     Linear lm_head;
 
-    /// Throws Error for sizes below 1, heads that do not divide width, or dropout outside [0, 1].
+    /// Throws Error for sizes below 1, a width that is not a multiple of heads, or dropout outside [0, 1].
     explicit GPT2(const GPT2Config& config);
     template <std::size_t N>
     explicit GPT2(MistypedOptions<N>, Refused<"no such option: see GPT2Config", N> = {});

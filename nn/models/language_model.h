@@ -30,33 +30,34 @@ struct RecomputePolicy {
 class Block : public Module {
 public:
     Tensor forward(const Tensor& x) override { return forward(x, nullptr, 0); }
-    /// With a cache, x are the tokens that follow those that the cache holds for `layer`.
+    /// With a cache, x contains the tokens that follow those in the cache for `layer`.
     virtual Tensor forward(const Tensor& x, KeyValueCache* cache, std::int64_t layer) = 0;
-    /// Heads of keys and values that a cache holds for this block, and their size. They follow from the weights: a block
-    /// that has a share of the heads needs a cache for that share.
+    /// Number and size of the key-value heads that a cache stores for this block. They follow from the weights: a block
+    /// with a part of the heads needs a cache for that part.
     virtual std::int64_t kv_heads() const = 0;
     virtual std::int64_t head_size() const = 0;
     /// Whether attention and activation are computed again in backward: RecomputePolicy::What::attention_and_activation.
     virtual void set_recompute_parts(bool recompute) = 0;
 };
 
-/// A model that predicts the next token of a text: ids (batch, time) i64 to logits (batch, time, vocabulary). It is a stack:
-/// head(finish(layer n-1(.. layer 0(embed(ids))))), and whoever runs a part of it, or runs it in another way, calls these.
+/// A model that predicts the next token of a text: ids (batch, time) i64 to logits (batch, time, vocabulary). It is a
+/// stack: head(finish(layer n-1(.. layer 0(embed(ids))))). Code that runs a part of it, or runs it differently, calls
+/// these functions.
 class LanguageModel : public Module {
 public:
     Tensor forward(const Tensor& ids) override { return head(features(ids, nullptr)); }
-    /// Only the tokens that follow those in the cache; the logits of these. Use it inside a NoGrad block.
+    /// `ids` are only the tokens that follow those in the cache; returns their logits. Use it inside a NoGrad block.
     Tensor forward(const Tensor& ids, KeyValueCache& cache) { return head(features(ids, &cache)); }
-    /// The vectors (batch, time, width) that the head turns into logits. With a cache, ids are the tokens that follow.
+    /// The vectors (batch, time, width) that head() turns into logits. With a cache, ids are the tokens that follow.
     Tensor features(const Tensor& ids, KeyValueCache* cache);
 
-    /// ids (batch, time) to (batch, time, width); the first token stands at position `start` of its text.
+    /// ids (batch, time) to (batch, time, width); the first token is at position `start` of its text.
     virtual Tensor embed(const Tensor& ids, std::int64_t start) = 0;
     /// Number of blocks.
     virtual std::int64_t layers() const = 0;
     /// Block `index`, from 0 on. Throws Error when there is none.
     virtual Block& layer(std::int64_t index) = 0;
-    /// What comes between the last block and the head: (batch, time, width) to the same.
+    /// The layers between the last block and the head: (batch, time, width) to the same shape.
     virtual Tensor finish(const Tensor& x) = 0;
     /// (.., width) to logits (.., vocabulary).
     virtual Tensor head(const Tensor& features) = 0;
@@ -68,11 +69,11 @@ public:
     void set_recompute(const RecomputePolicy& policy);
     const RecomputePolicy& recompute_policy() const { return recompute_; }
 
-    /// The most tokens that the model sees at once.
+    /// The longest text that the model can process, in tokens.
     std::int64_t context() const { return sizes_.context; }
     std::int64_t vocabulary() const { return sizes_.vocabulary; }
-    /// Floating-point operations of forward and backward for one token of a text of `time` tokens: 6 for each weight of a
-    /// matrix product and 12 * layers * width * time for attention (Chowdhery et al., "PaLM", 2022, appendix B).
+    /// Floating-point operations of forward and backward per token of a text of `time` tokens: 6 per weight of a matrix
+    /// product, plus 12 * layers * width * time for attention (Chowdhery et al., "PaLM", 2022, appendix B).
     double flops_per_token(std::int64_t time) const;
 
 protected:
@@ -100,7 +101,7 @@ B& checked_block(std::string_view op, std::vector<B>& blocks, std::int64_t index
     return blocks[static_cast<std::size_t>(index)];
 }
 
-/// Throws Error(op, ...) unless ids are (batch, time) integers of which all positions from `start` on fit into the
+/// Throws Error(op, ...) unless ids are (batch, time) integers and all their positions, from `start` on, are within the
 /// context.
 void check_ids(std::string_view op, const Tensor& ids, std::int64_t start, std::int64_t context);
 

@@ -15,19 +15,19 @@
 
 namespace potluck::nn {
 
-/// Sizes of a Llama. The defaults make a small model; Llama 2 7B has vocabulary 32000, context 4096, width 4096, hidden
-/// 11008, heads 32 and layers 32.
+/// The dimensions of a Llama. The defaults give a small model; Llama 2 7B has vocabulary 32000, context 4096, width
+/// 4096, hidden 11008, heads 32 and layers 32.
 struct LlamaConfig {
     std::int64_t vocabulary = 32000;
-    std::int64_t context = 1024;  // the most tokens at once
+    std::int64_t context = 1024;  // the longest text, in tokens
     std::int64_t width = 512;
-    std::int64_t hidden = 1376;  // units of the gated layer
+    std::int64_t hidden = 1376;  // units of the gated MLP
     std::int64_t heads = 8;
     std::optional<std::int64_t> kv_heads = {};  // none: as many as heads
     std::int64_t layers = 8;
     double rope_theta = 10000.0;  // base of the rotary angles
     double rms_norm_epsilon = 1e-6;
-    bool tie_embeddings = false;  // the output layer is the embedding
+    bool tie_embeddings = false;  // the output layer shares the embedding's weight
 };
 
 /// x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)).
@@ -55,8 +55,8 @@ public:
     }
 };
 
-/// Llama (Touvron et al., 2023) with grouped heads and the names and shapes of Hugging Face's LlamaForCausalLM. Weights
-/// start normal with standard deviation 0.02.
+/// Llama (Touvron et al., 2023) with grouped-query attention and the names and shapes of Hugging Face's
+/// LlamaForCausalLM. Weights are initialised from a normal distribution with standard deviation 0.02.
 class Llama : public LanguageModel {
 public:
     struct Transformer : Module {
@@ -72,8 +72,8 @@ public:
     Transformer model;
     Linear lm_head;
 
-    /// Throws Error for sizes below 1, heads that do not divide width, kv_heads that do not divide heads, or heads of an
-    /// odd size.
+    /// Throws Error for sizes below 1, a width that is not a multiple of heads, heads that are not a multiple of
+    /// kv_heads, or an odd head size.
     explicit Llama(const LlamaConfig& config);
     template <std::size_t N>
     explicit Llama(MistypedOptions<N>, Refused<"no such option: see LlamaConfig", N> = {});

@@ -12,13 +12,13 @@ namespace {
 
 constexpr const char* head = "lm_head.weight";
 
-/// What the tensors of a published file are called in the model, and which of them it has no use for.
+/// The names of a published file's tensors in the model, and which of them the model does not use.
 struct Published {
     StateDict state;
     std::vector<std::string> skipped;
 };
 
-/// `prefix` stands in front of all names but the head's, in the file or else here.
+/// All names but the head's may begin with `prefix` in the file; it is added where it is missing.
 template <class IsTable>
 Published read_published(const std::string& path, std::string_view prefix, IsTable is_table) {
     Published published;

@@ -48,8 +48,8 @@ std::int64_t sample_token(const Tensor& logits, const GenerateOptions& options, 
     const bool all = candidates == logits.count();
     Tensor values = logits, tokens;
     if (!all) std::tie(values, tokens) = topk(logits, candidates);
-    // The largest is taken off first: a tiny temperature then overflows to no infinity but -inf. In f32 the tiniest
-    // ones would be 0.
+    // The largest logit is subtracted first: with a tiny temperature the others then overflow to -inf only. In f64,
+    // since the smallest temperatures would be 0 in f32.
     const double temperature = std::max(options.temperature, 1e-30);
     const Tensor scaled = (values.to(DType::f32) - max(values.to(DType::f32))) / temperature;
     const Tensor drawn = multinomial(softmax(scaled), 1, true, &generator);
@@ -72,7 +72,7 @@ Tensor generate(nn::LanguageModel& model, const Tensor& ids, const GenerateOptio
 
     const auto size = [&] { return static_cast<std::int64_t>(text.size()); };
     std::int64_t fed =
-        size() - std::min(size(), context);  // tokens of the text that are in the cache or left out
+        size() - std::min(size(), context);  // tokens of the text that are in the cache or dropped
     for (std::int64_t i = 0; i < options.max_tokens; ++i) {
         if (cache.length() + size() - fed > context) {
             cache.clear();

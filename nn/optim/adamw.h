@@ -9,7 +9,7 @@ namespace potluck::optim {
 
 struct AdamWOptions {
     double learning_rate = 1e-3;
-    double beta1 = 0.9, beta2 = 0.999;  // how slowly the moments forget
+    double beta1 = 0.9, beta2 = 0.999;  // decay rates of the moments
     double epsilon = 1e-8;
     double weight_decay = 0.01;
     bool decoupled = true;  // false adds weight_decay * parameter to the gradient: Adam with L2
@@ -18,7 +18,7 @@ struct AdamWOptions {
 };
 
 /// Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), with bias
-/// correction by each parameter's own number of updates.
+/// correction by each parameter's own update count.
 class AdamW final : public Optimizer {
 public:
     /// Throws Error for options out of range and for a group that matches no parameter.

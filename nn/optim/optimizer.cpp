@@ -13,7 +13,7 @@
 namespace potluck::optim {
 
 bool matches(std::string_view pattern, std::string_view name) {
-    // A star first stands for nothing; at a mismatch the last one takes in one character more.
+    // A star first matches nothing; at a mismatch the last star takes one more character.
     std::size_t p = 0, n = 0, star = std::string_view::npos, taken = 0;
     while (n < name.size()) {
         if (p < pattern.size() && pattern[p] == '*') {
@@ -136,7 +136,7 @@ std::vector<ParameterSlice> Optimizer::slices() const {
     return slices;
 }
 
-/// A layer that was replaced after the optimizer was made would never be trained.
+/// Detects layers that were replaced after the optimizer was created: they would never be trained.
 void Optimizer::check_module() const {
     if (module_presence_.expired()) return;
     const std::vector<nn::NamedTensor> now = module_->named_parameters();

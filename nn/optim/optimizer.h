@@ -15,21 +15,21 @@
 
 namespace potluck::optim {
 
-/// Parameters that are treated differently, chosen by their full names.
+/// Parameters with their own settings, selected by their full names.
 struct ParameterGroup {
-    std::string pattern;                      // * stands for any text, ? for one character: "*.bias", "h.0.*"
-    double learning_rate_factor = 1.0;        // of the optimizer's learning rate; 0 freezes
-    std::optional<double> weight_decay = {};  // in place of the optimizer's, for parameters of any rank
+    std::string pattern;                      // * matches any text, ? one character: "*.bias", "h.0.*"
+    double learning_rate_factor = 1.0;        // multiplies the optimizer's learning rate; 0 freezes
+    std::optional<double> weight_decay = {};  // replaces the optimizer's, for parameters of any rank
 };
 
-/// The part of a parameter that this process updates: all of its elements, some, or none. What is decided by the whole
-/// (weight decay, random rounding, names) does not depend on how it was cut.
+/// The part of a parameter that this process updates: all of its elements, some, or none. Whatever depends on the whole
+/// parameter (weight decay, stochastic rounding, names) does not depend on how it is divided.
 class ParameterSlice {
 public:
-    /// All of a parameter.
+    /// The whole parameter.
     explicit ParameterSlice(const nn::NamedTensor& parameter);
-    /// Elements begin, begin + 1, ... (row-major) of a parameter of shape `whole`: as many as `elements` has. Throws Error
-    /// when they reach outside.
+    /// Elements begin, begin + 1, ... (row-major) of a parameter of shape `whole`: as many as `elements` has. Throws
+    /// Error when they exceed it.
     ParameterSlice(std::string name, Tensor elements, Shape whole, std::int64_t begin);
 
     const std::string& name() const { return name_; }
@@ -68,99 +68,104 @@ public:
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
-    /// One update of every parameter that has a gradient. Throws Error when there are elements and none has a gradient.
+    /// Updates every parameter that has a gradient. Throws Error when there are elements to update but no gradients.
     void step();
-    /// Starts an update by the numbers of `control` (its learning rate, scale of the gradients, and whether to skip),
-    /// without waiting for them. When they have been read, finish_step() says how it ended.
+    /// Starts an update with the numbers of `control` (its learning rate, gradient scale, and whether to skip), without
+    /// waiting for them. When they have been read, report the outcome to finish_step().
     ///
-    /// Such an update may be recorded (core/capture.h), once the state that it works on exists: run one before.
-    /// Throws Error when control and optimizer do not count the same number of updates.
+    /// Such an update may be recorded (core/capture.h) once the optimizer state exists: run one update before.
+    /// Throws Error when control and optimizer have different update counts.
     void step(const UpdateControl& control);
     /// Counts the last update that step(control) started, or that the replay of a recording of it made, when it was
     /// applied (UpdateNumbers::skip was 0). Throws Error when none was started that could have been applied.
     void finish_step(bool applied);
     /// Drops the gradients.
     void zero_grad();
-    /// The gradients that there are, that of each parameter once: what the norm of the gradient is the norm of.
+    /// The existing gradients, that of each parameter once: those that the gradient norm is computed from.
     std::vector<Tensor> gradients() const;
 
     double learning_rate() const { return learning_rate_; }
     /// Throws Error when it is negative or not finite.
     void set_learning_rate(double learning_rate);
-    /// Updates so far.
+    /// Number of updates so far.
     std::int64_t steps() const { return steps_; }
     /// Bytes of moments and master copies once every parameter that collects gradients had an update, whether it had one yet
     /// or not.
     std::int64_t state_bytes() const;
-    /// What is updated here: each parameter once.
+    /// What is updated in this process: each parameter once.
     std::vector<ParameterSlice> slices() const;
 
-    /// Everything that the next update depends on besides parameters, gradients and options: per parameter its number of
-    /// updates, moments and master copy, called "first_moment/name" and so on, each of the shape of the elements that are
-    /// here; and the learning rate. The tensors themselves, not copies.
+    /// Everything that the next update depends on besides parameters, gradients and options: for each parameter its
+    /// update count, moments and master copy, called "first_moment/name" and so on, each with the shape of the elements
+    /// in this process; and the learning rate. The tensors themselves, not copies.
     nn::StateDict state_dict() const;
-    /// Goes on from a state. One Error lists all names that are missing or unknown, all shapes that differ and all numbers
-    /// that no optimizer has (negative counts, moments that are not finite), and then nothing was changed.
+    /// Continues from a state. One Error lists all names that are missing or unknown, all shapes that differ and all
+    /// invalid numbers (negative counts, moments that are not finite); then nothing is changed.
     void load_state_dict(const nn::StateDict& state);
     /// Throws the Error that load_state_dict() would, and changes nothing.
     void check_state_dict(const nn::StateDict& state) const;
+    /// Makes the state of a training in other dtypes fit the dtypes here. `weights` are the parameters that were saved with
+    /// it, by name. A master that is needed here and was not then becomes the weights as they were saved, before anybody
+    /// rounds them. One that is not needed here takes the place of the weights that were rounded from it. What fits already
+    /// stays as it is, and so does what cannot be made to fit, which load_state_dict() will refuse.
+    void exchange_masters(nn::StateDict& state, nn::StateDict& weights) const;
 
 protected:
-    /// A parameter with what the optimizer knows about it.
+    /// A parameter with its optimizer state.
     struct Slot {
         std::string name;
         std::vector<std::string> other_names = {};
         Tensor parameter;
-        std::vector<Tensor> aliases = {};  // other tensors of the same elements
+        std::vector<Tensor> aliases = {};  // other tensors with the same elements
         Shape whole;
-        std::int64_t begin = 0;            // which element of the whole is the first here
+        std::int64_t begin = 0;            // position of the first of these elements in the whole
         Tensor master = {};                // undefined when the parameter itself is updated
-        std::vector<Tensor> moments = {};  // in the order of moment_names; made at the first update
+        std::vector<Tensor> moments = {};  // in the order of moment_names; created at the first update
         double learning_rate_factor = 1.0;
         double weight_decay = 0.0;
         std::int64_t steps = 0;     // updates so far
-        std::uint64_t version = 0;  // of the parameter's storage after the last update
+        std::uint64_t version = 0;  // of the parameter's storage, after the last update
     };
 
-    /// What the update of one parameter works on, all contiguous.
+    /// The tensors of one parameter's update, all contiguous.
     struct Update {
         Slot* slot;
         Tensor weights;          // the parameter or its master copy; see Kind::writes_rounded
         Tensor gradient;         // of any floating dtype
         Tensor rounded_or_none;  // the half-type parameter that gets the rounded master
         RandomKey
-            rounding_key;  // when a bf16 parameter itself is updated: element slot->begin + i of the stretch
+            rounding_key;  // when a bf16 parameter itself is updated: number slot->begin + i of the sequence
                            // decides element i
     };
-    /// Updates that differ in nothing but their tensors: one call of the device's kernel.
+    /// Updates that differ only in their tensors: one kernel call on the device.
     struct Batch {
         Device device;
         double learning_rate,
-            weight_decay;  // with a control, the rate is a factor of the one that stands there
+            weight_decay;  // with a control, the learning rate is a factor of the control's
         std::int64_t
             step;  // 1 for the first update of these parameters; with a control, to be added to its steps
         Tensor control_or_none;
         std::vector<Update> updates;
     };
 
-    /// What a kind of optimizer says of itself.
+    /// The properties of a kind of optimizer.
     struct Kind {
         const char* op;                              // its name in errors: a string literal
-        std::vector<std::string> moment_names = {};  // a tensor of zeros each at the first update
+        std::vector<std::string> moment_names = {};  // a tensor of zeros for each at the first update
         /// update() does all rounding: it writes rounded_or_none, and rounds bf16 weights at random by rounding_key. Else
         /// the base class does it afterwards, and with stochastic rounding `weights` is a copy in f32.
         bool writes_rounded = false;
         bool takes_control =
-            false;  // update() hands control_or_none on to the kernels; else step(control) waits for
+            false;  // update() passes control_or_none to the kernels; else step(control) waits for
                     // the numbers and gives update() a scaled gradient and a rate
     };
-    /// The options that all kinds have.
+    /// The options that all kinds share.
     struct Options {
         double learning_rate, weight_decay;
         std::vector<ParameterGroup> groups = {};
         bool stochastic_rounding = false;
     };
-    /// Those among the options of one kind.
+    /// Extracts them from the options of one kind.
     template <class KindOptions>
     static Options common_options(const KindOptions& options) {
         return {options.learning_rate, options.weight_decay, options.groups, options.stochastic_rounding};
@@ -172,22 +177,23 @@ protected:
     }
 
     /// Throws Error for options out of range, for a group that matches no parameter, and for parameters that cannot be
-    /// updated: not floating, expanded, or partly the same as another.
+    /// updated: not floating, expanded, or partly overlapping another.
     Optimizer(Kind kind, const std::vector<ParameterSlice>& parameters, const Options& options);
-    /// All parameters of a module, which is remembered.
+    /// All parameters of a module, which later steps check.
     Optimizer(Kind kind, const nn::Module& module, const Options& options);
 
-    /// Updates all weights of a batch, and their rounded copies when Kind says so, in place.
+    /// Updates all weights of a batch in place, and their rounded copies if Kind says so.
     virtual void update(const Batch& batch) = 0;
 
 private:
-    /// What load_state_dict() gives to a slot: tensors of the state, in the order of parts_of().
+    /// What load_state_dict() stores in a slot: tensors of the state, in the order of parts_of().
     struct Loaded {
         std::int64_t steps = 0;
         std::vector<Tensor> parts = {};
     };
 
     std::vector<Loaded> fitting_parts(const nn::StateDict& state) const;
+    std::string other_kind(const nn::StateDict& state) const;
     void add_slot(const ParameterSlice& parameter);
     void choose_groups(const Options& options);
     void check_module() const;
@@ -203,10 +209,11 @@ private:
     bool rounds_afterwards(const Tensor& parameter) const;
     void round_at_random(const Update& update) const;
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;
+    static Tensor newest(const Tensor& master, const Tensor& weights);
 
     Kind kind_;
     std::vector<Slot> slots_;
-    std::vector<std::size_t> started_;  // the slots of the last update
+    std::vector<std::size_t> started_;  // the slots that the last update started
     bool is_started_ = false;           // whether there was one, and it did not fail
     double learning_rate_;
     bool stochastic_rounding_;
@@ -215,7 +222,7 @@ private:
     std::weak_ptr<const void> module_presence_;
 };
 
-/// Whether a name fits a pattern in which * stands for any text and ? for one character.
+/// Whether a name matches a pattern in which * stands for any text and ? for one character.
 bool matches(std::string_view pattern, std::string_view name);
 
 }  // namespace potluck::optim

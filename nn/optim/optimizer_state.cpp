@@ -1,4 +1,4 @@
-// What an optimizer saves and loads.
+// Saving and loading the state of an optimizer.
 
 #include <cmath>
 #include <set>
@@ -22,7 +22,7 @@ constexpr const char* master_name = "master";
 
 }  // namespace
 
-/// What belongs to a parameter after `steps` updates.
+/// The names of a parameter's state after `steps` updates.
 std::vector<std::string> Optimizer::parts_of(const Slot& slot, std::int64_t steps) const {
     std::vector<std::string> parts;
     if (steps > 0) {
@@ -58,7 +58,33 @@ nn::StateDict Optimizer::state_dict() const {
     return state;
 }
 
-/// What belongs to each slot of a state that fits; else throws Error.
+/// A sentence when the moments in the state are not those that this kind of optimizer keeps, else an empty text.
+std::string Optimizer::other_kind(const nn::StateDict& state) const {
+    std::set<std::string> slot_names, moments;
+    for (const Slot& slot : slots_) slot_names.insert(slot.name);
+    bool is_used = false;
+    for (const auto& [name, value] : state) {
+        const std::size_t slash = name.find('/');
+        if (slash == std::string::npos || !slot_names.contains(name.substr(slash + 1))) continue;
+        const std::string part = name.substr(0, slash);
+        if (part == steps_name)
+            is_used = is_used || (value.defined() && value.count() == 1 && value.item() > 0.0);
+        else if (part != master_name)
+            moments.insert(part);
+    }
+    const std::set<std::string> own(kind_.moment_names.begin(), kind_.moment_names.end());
+    if (!is_used || moments == own) return "";
+    const auto listed = [](const std::set<std::string>& names) {
+        return names.empty() ? std::string("no moments") : fmt::format("{}", fmt::join(names, " and "));
+    };
+    return fmt::format(
+        " It is that of another kind of optimizer: it holds {} of each parameter, and this one keeps {}. "
+        "Take "
+        "the kind that saved it, or load the weights alone and let this one begin anew.",
+        listed(moments), listed(own));
+}
+
+/// The parts of a state for each slot if the state fits; else throws Error.
 std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& state) const {
     std::vector<std::string> missing, unknown, unfit;
     std::set<std::string> known;
@@ -82,7 +108,7 @@ std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& sta
     };
     const Tensor learning_rate = find(learning_rate_name, {});
     const Tensor all_steps = find(steps_name, {});
-    /// A number of updates, which the kernels take as an f64 too; 0 where it is none.
+    /// An update count, which the kernels also use as an f64; 0 if it is invalid.
     const auto steps_of = [&](const std::string& name, const Tensor& steps) -> std::int64_t {
         constexpr std::int64_t most = std::int64_t{1} << 53;
         const bool fits = is_integer(steps.dtype()) && steps.item<std::int64_t>() >= 0 &&
@@ -116,10 +142,30 @@ std::vector<Optimizer::Loaded> Optimizer::fitting_parts(const nn::StateDict& sta
     }
     const std::string faults = nn::faults_of({{"Missing", missing}, {"Unknown", unknown}, {"Unfit", unfit}});
     if (!faults.empty()) {
-        throw Error(kind_.op,
-                    fmt::format("the state does not fit this optimizer.{} Nothing was loaded.", faults));
+        throw Error(kind_.op, fmt::format("the state does not fit this optimizer.{}{} Nothing was loaded.",
+                                          other_kind(state), faults));
     }
     return loaded;
+}
+
+void Optimizer::exchange_masters(nn::StateDict& state, nn::StateDict& weights) const {
+    const NoGrad guard;
+    for (const Slot& slot : slots_) {
+        const std::string name = fmt::format("{}/{}", master_name, slot.name);
+        const auto weight = weights.find(slot.name);
+        const auto master = state.find(name);
+        const bool has_master = master != state.end();
+        if (weight == weights.end() || needs_master(slot.parameter) == has_master) continue;
+        if (!has_master) {
+            // Without an update there are no moments either.
+            const auto steps = state.find(fmt::format("{}/{}", steps_name, slot.name));
+            if (steps != state.end() && steps->second.count() == 1 && steps->second.item() > 0.0)
+                state[name] = weight->second;
+        } else if (master->second.shape() == weight->second.shape()) {
+            weight->second = newest(master->second, weight->second);
+            state.erase(master);
+        }
+    }
 }
 
 void Optimizer::check_state_dict(const nn::StateDict& state) const { fitting_parts(state); }
@@ -136,7 +182,7 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
         slot.moments.clear();
         slot.master = {};
         for (const Tensor& part : loaded[i].parts) {
-            // A copy of its own: the state may be another optimizer's, or a mapped file.
+            // A separate copy: the state may belong to another optimizer or a mapped file.
             const DType dtype = accumulation_dtype(slot.parameter.dtype());
             Tensor copy = empty(part.shape(), {dtype, slot.parameter.device()});
             copy.copy_(part.to(slot.parameter.device()));
@@ -146,7 +192,8 @@ void Optimizer::load_state_dict(const nn::StateDict& state) {
                 slot.master = copy;
             }
         }
-        // Not a version that the parameter ever had: weights loaded before or after this are compared with the master.
+        // A version that the parameter never had: weights that are loaded before or after this are compared with the
+        // master.
         slot.version = ~std::uint64_t{0};
     }
 }

@@ -270,11 +270,15 @@ void Optimizer::prepare(Slot& slot) const {
     if (slot.master.defined() && slot.version != slot.parameter.storage()->version()) refresh_master(slot);
 }
 
-/// Somebody else wrote to the parameter (loaded weights, for instance): what differs from the rounded master is new.
+/// The master of weights that somebody else may have written to since: what differs from the rounded master is new.
+Tensor Optimizer::newest(const Tensor& master, const Tensor& weights) {
+    const Tensor unchanged = master.to(weights.dtype()) == weights;
+    return where(unchanged, master, weights.to(master.dtype()));
+}
+
+/// Somebody else wrote to the parameter (loaded weights, for instance).
 void Optimizer::refresh_master(Slot& slot) const {
-    const Tensor parameter = slot.parameter.detach();
-    const Tensor unchanged = slot.master.to(parameter.dtype()) == parameter;
-    slot.master.copy_(where(unchanged, slot.master, parameter.to(slot.master.dtype())));
+    slot.master.copy_(newest(slot.master, slot.parameter.detach()));
     slot.version = slot.parameter.storage()->version();
 }
 

@@ -9,7 +9,7 @@
 namespace potluck::optim {
 namespace {
 
-/// The places of the first element in memory and of the one behind the last, in bytes.
+/// The address range of the elements in memory: [first, last), in bytes.
 std::pair<std::int64_t, std::int64_t> stretch_of(const Tensor& x) {
     std::int64_t low = x.offset(), high = x.offset();
     for (std::size_t axis = 0; axis < x.shape().size(); ++axis) {
@@ -20,7 +20,7 @@ std::pair<std::int64_t, std::int64_t> stretch_of(const Tensor& x) {
     return {low * size, (high + 1) * size};
 }
 
-/// Calls visit(place) with the place of every element, in bytes.
+/// Calls visit(address) with the address of every element, in bytes.
 template <class Visit>
 void for_each_place(const Tensor& x, Visit visit) {
     std::vector<std::int64_t> index(x.shape().size());
@@ -48,7 +48,7 @@ Sharing sharing_of(const Tensor& a, const Tensor& b) {
     const auto [low_b, high_b] = stretch_of(b);
     if (high_a <= low_b || high_b <= low_a) return Sharing::none;
     if (a.is_contiguous() && b.is_contiguous()) return Sharing::some;
-    // Views may lie between each other, as the columns of a matrix do.
+    // Views may interleave, like the columns of a matrix.
     const std::int64_t low = std::min(low_a, low_b);
     std::vector<bool> taken(static_cast<std::size_t>(std::max(high_a, high_b) - low));
     const auto bytes_at = [&](std::int64_t place, const Tensor& x, auto body) {

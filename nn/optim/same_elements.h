@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: whether tensors mean the same memory.
+// Internal: whether tensors share memory.
 
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace potluck::optim {
 
 enum class Sharing { none, some, all };
 
-/// How many of their elements two tensors share. `all`: the same elements in the same row-major order, as one dtype.
+/// How many elements two tensors share. `all`: the same elements in the same row-major order, with one dtype.
 Sharing sharing_of(const Tensor& a, const Tensor& b);
 
 /// The sum of the gradients of tensors that are the same elements, outside the tape; undefined when there is none.

@@ -26,7 +26,7 @@ void check(const ScheduleOptions& options) {
     }
 }
 
-/// Warm-up, then `shape(progress)` from 1 at progress 0 to 0 at progress 1.
+/// Warm-up, then decay along `shape(progress)`, which is 1 at progress 0 and 0 at progress 1.
 template <class DownShape>
 Schedule warm_up_then(const ScheduleOptions& options, DownShape shape) {
     check(options);

@@ -9,7 +9,7 @@ namespace potluck::optim {
 
 struct SGDOptions {
     double learning_rate = 0.01;
-    double momentum = 0.0;  // share of the last step that is kept
+    double momentum = 0.0;  // weight of the previous velocity
     double dampening = 0.0;
     double weight_decay = 0.0;
     bool nesterov = false;

@@ -22,14 +22,25 @@ constexpr const char* unfinished = ".partial";
 
 std::string step_name(std::int64_t step) { return fmt::format("step_{:08}", step); }
 
-/// Whether it is the folder of a checkpoint that was never finished. Whatever else lies there is not ours to remove.
+/// Whether it is the folder of an unfinished checkpoint. Nothing else there may be removed.
 bool is_unfinished(const fs::directory_entry& entry) {
     const fs::path name = entry.path().filename();
     const std::int64_t step = step_of(name.stem());
     return step >= 0 && name == step_name(step) + unfinished && fs::is_directory(entry.symlink_status());
 }
 
-/// Makes a rename in this folder last through a power cut.
+/// A sentence for each checkpoint after `step` that was never finished.
+std::vector<std::string> unfinished_after(std::int64_t step, const fs::path& folder) {
+    std::vector<std::string> sentences;
+    std::error_code failure;
+    for (const auto& entry : fs::directory_iterator(folder, failure))
+        if (is_unfinished(entry) && step_of(entry.path().stem()) > step)
+            sentences.push_back(fmt::format("{} was never finished: the program ended while it was written.",
+                                            entry.path().string()));
+    return sentences;
+}
+
+/// Makes a rename in this folder survive a power failure.
 void sync_folder(const fs::path& folder) {
     const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
     if (descriptor < 0) return;
@@ -37,7 +48,7 @@ void sync_folder(const fs::path& folder) {
     close(descriptor);
 }
 
-/// Folders called like checkpoints, the newest first.
+/// Folders named like checkpoints, newest first.
 std::vector<fs::path> checkpoints_in(const fs::path& folder) {
     std::vector<fs::path> found;
     std::error_code failure;
@@ -72,7 +83,7 @@ void verify_checksums(const Manifest& manifest, const fs::path& checkpoint) {
     }
 }
 
-/// Every tensor whole, from however many files.
+/// Assembles every tensor, from any number of files.
 nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint) {
     std::map<std::string, TensorFile> files;
     for (const Manifest::File& file : manifest.files)
@@ -80,7 +91,7 @@ nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint)
             files.emplace(file.name, load_safetensors(checkpoint / file.name));
     nn::StateDict tensors;
     for (const auto& [name, described] : manifest.tensors) {
-        // All parts are looked for before a whole is made, whose size is but what the manifest says.
+        // All parts are looked up before the tensor is allocated, because its size is only a claim of the manifest.
         std::vector<Tensor> stored;
         for (const Manifest::Part& part : described.parts) {
             const auto file = files.find(part.file);
@@ -111,35 +122,35 @@ nn::StateDict read_tensors(const Manifest& manifest, const fs::path& checkpoint)
     return tensors;
 }
 
-/// A sound checkpoint, read and not yet loaded.
-struct Content {
-    TrainingState state;
-    nn::StateDict model, optimizer;
-};
-
-/// Throws Error for whatever is damaged.
-Content read_content(const fs::path& checkpoint) {
+/// Throws Error if anything is damaged.
+CheckpointContent read_content(const fs::path& checkpoint) {
     const Manifest manifest = read_manifest(checkpoint);
     verify_checksums(manifest, checkpoint);
     const std::string prefix = Manifest::optimizer_prefix;
-    Content content{manifest.state, {}, {}};
+    CheckpointContent content{{}, {}, manifest.tied, manifest.state};
     for (auto& [name, tensor] : read_tensors(manifest, checkpoint)) {
         if (name.starts_with(prefix))
             content.optimizer.emplace(name.substr(prefix.size()), tensor);
         else
             content.model.emplace(name, tensor);
     }
-    for (const auto& [name, first_name] : manifest.tied)
-        if (const auto first = content.model.find(first_name); first != content.model.end())
-            content.model.emplace(name, first->second);
     return content;
 }
 
-/// Loads what was read, or nothing of it: whatever can refuse does so before anything is changed.
-void apply(const Content& content, const fs::path& checkpoint, nn::Module& module,
+/// Gives tied tensors their further names.
+void add_tied(nn::StateDict& tensors, const std::map<std::string, std::string>& tied) {
+    for (const auto& [name, first_name] : tied)
+        if (const auto first = tensors.find(first_name); first != tensors.end())
+            tensors.emplace(name, first->second);
+}
+
+/// Loads all of what was read or nothing: everything that can fail is checked before anything is changed.
+void apply(CheckpointContent content, const fs::path& checkpoint, nn::Module& module,
            optim::Optimizer& optimizer, const StateCheck& check) {
     try {
         if (check) check(content.state);
+        optimizer.exchange_masters(content.optimizer, content.model);
+        add_tied(content.model, content.tied);
         optimizer.check_state_dict(content.optimizer);
         module.load_state_dict(content.model);
         optimizer.load_state_dict(content.optimizer);
@@ -156,14 +167,14 @@ nn::StateDict stored_tensors(const nn::Module& module) {
     return tensors;
 }
 
-/// Other programs ask a file for its "format", and take "pt".
+/// Other programs read the "format" of a file and accept "pt".
 std::map<std::string, std::string> metadata_of(const std::map<std::string, std::string>& tied) {
     std::map<std::string, std::string> metadata = {{"format", "pt"}};
     for (const auto& [name, first_name] : tied) metadata[tied_prefix + name] = first_name;
     return metadata;
 }
 
-/// Writes one file of a rank, and notes it in the manifest. Nothing to write makes no file.
+/// Writes one file of a rank and lists it in the manifest. Without tensors no file is written.
 void write_parts(const fs::path& folder, const std::string& name, const TensorParts& parts,
                  const std::string& prefix, const std::map<std::string, std::string>& tied,
                  Manifest& manifest) {
@@ -185,7 +196,7 @@ void write_parts(const fs::path& folder, const std::string& name, const TensorPa
     manifest.files.push_back({name, written.bytes, written.xxh3});
 }
 
-/// Calls `write`; what the file system refuses is an Error.
+/// Calls `write` and converts file system errors to Error.
 template <class Write>
 auto writing(const fs::path& path, Write&& write) {
     try {
@@ -200,21 +211,20 @@ auto writing(const fs::path& path, Write&& write) {
 
 void save(const nn::Module& module, const std::string& path) {
     if (module.state_dict().empty())
-        throw Error("save",
-                    fmt::format("{} has no tensors to be saved in {}: it names none in members(), or was "
-                                "moved from. Save the module that it was moved to.",
-                                module.describe(), path));
+        throw Error(
+            "save",
+            fmt::format("the module has no tensors to be saved in {}: it names none in members(), or was "
+                        "moved from. Save the module that it was moved to.",
+                        path));
     save_safetensors(path, {stored_tensors(module), metadata_of(module.tied_names())});
 }
 
 nn::LoadReport load(nn::Module& module, const std::string& path, bool strict) {
     TensorFile file = load_safetensors(path);
-    for (const auto& [key, first_name] : file.metadata) {
-        if (!key.starts_with(tied_prefix)) continue;
-        const auto first = file.tensors.find(first_name);
-        if (first != file.tensors.end())
-            file.tensors.emplace(key.substr(std::strlen(tied_prefix)), first->second);
-    }
+    std::map<std::string, std::string> tied;
+    for (const auto& [key, first_name] : file.metadata)
+        if (key.starts_with(tied_prefix)) tied[key.substr(std::strlen(tied_prefix))] = first_name;
+    add_tied(file.tensors, tied);
     try {
         return module.load_state_dict(file.tensors, strict);
     } catch (const Error& error) {
@@ -280,9 +290,9 @@ std::string finish_checkpoint(const std::string& folder, const Manifest& manifes
             for (const fs::path& checkpoint : checkpoints_in(folder)) {
                 if (!is_complete(checkpoint)) continue;
                 if (kept++ < keep || checkpoint == complete)
-                    continue;  // older steps may follow a newer run's
+                    continue;  // a newer run may have written lower steps
                 fs::remove(checkpoint /
-                           manifest_file);  // first, so that no half-removed folder looks complete
+                           manifest_file);  // first, so that a partly removed folder does not look complete
                 fs::remove_all(checkpoint);
             }
         }
@@ -290,15 +300,24 @@ std::string finish_checkpoint(const std::string& folder, const Manifest& manifes
     });
 }
 
+CheckpointContent checkpoint_content(const nn::Module& module, const optim::Optimizer& optimizer,
+                                     const TrainingState& state) {
+    return {stored_tensors(module), optimizer.state_dict(), module.tied_names(), state};
+}
+
 std::string save_checkpoint(const std::string& folder, const nn::Module& module,
                             const optim::Optimizer& optimizer, const TrainingState& state,
                             std::int64_t keep) {
+    return write_checkpoint(folder, checkpoint_content(module, optimizer, state), keep);
+}
+
+std::string write_checkpoint(const std::string& folder, const CheckpointContent& content, std::int64_t keep) {
     if (keep < 0) throw Error("save_checkpoint", fmt::format("keep is {}. It must not be negative.", keep));
-    const std::string partial = begin_checkpoint(folder, state.step);
+    const std::string partial = begin_checkpoint(folder, content.state.step);
     try {
-        Manifest manifest = write_checkpoint_parts(partial, 0, whole_parts(stored_tensors(module)),
-                                                   whole_parts(optimizer.state_dict()), module.tied_names());
-        manifest.state = state;
+        Manifest manifest = write_checkpoint_parts(partial, 0, whole_parts(content.model),
+                                                   whole_parts(content.optimizer), content.tied);
+        manifest.state = content.state;
         return finish_checkpoint(folder, manifest, keep);
     } catch (...) {
         std::error_code ignored;
@@ -308,9 +327,10 @@ std::string save_checkpoint(const std::string& folder, const nn::Module& module,
 }
 
 TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim::Optimizer& optimizer) {
-    const Content content = read_content(path);
-    apply(content, path, module, optimizer, {});
-    return content.state;
+    CheckpointContent content = read_content(path);
+    TrainingState state = content.state;
+    apply(std::move(content), path, module, optimizer, {});
+    return state;
 }
 
 std::optional<std::string> latest_checkpoint(const std::string& folder) {
@@ -319,24 +339,34 @@ std::optional<std::string> latest_checkpoint(const std::string& folder) {
     return std::nullopt;
 }
 
-ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
-                                         optim::Optimizer& optimizer, const StateCheck& check) {
+ResumedCheckpoint load_latest_checkpoint_if_any(const std::string& folder, nn::Module& module,
+                                                optim::Optimizer& optimizer, const StateCheck& check) {
     ResumedCheckpoint resumed;
     for (const fs::path& checkpoint : checkpoints_in(folder)) {
-        Content content;
+        CheckpointContent content;
         try {
             content = read_content(checkpoint);
         } catch (const OutOfMemory&) {
-            throw;  // no damage
+            throw;  // not damage
         } catch (const Error& error) {
             resumed.damaged.push_back(std::string(error.what()).substr(error.op().size() + 3));
             continue;
         }
-        apply(content, checkpoint, module, optimizer, check);
         resumed.path = checkpoint.string();
         resumed.state = content.state;
-        return resumed;
+        apply(std::move(content), checkpoint, module, optimizer, check);
+        break;
     }
+    std::vector<std::string> newer = unfinished_after(resumed.path.empty() ? -1 : resumed.state.step, folder);
+    newer.insert(newer.end(), resumed.damaged.begin(), resumed.damaged.end());
+    resumed.damaged = std::move(newer);
+    return resumed;
+}
+
+ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
+                                         optim::Optimizer& optimizer, const StateCheck& check) {
+    ResumedCheckpoint resumed = load_latest_checkpoint_if_any(folder, module, optimizer, check);
+    if (!resumed.path.empty()) return resumed;
     throw Error(
         "load_checkpoint",
         fmt::format("there is no complete checkpoint in {} to resume from. Start without resuming, or "

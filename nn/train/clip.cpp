@@ -47,7 +47,7 @@ std::vector<Parameter> distinct(std::span<const Tensor> parameters) {
     return kept;
 }
 
-/// The gradients of those, each device's together: one device is asked once.
+/// The gradients of these parameters, grouped by device: each device is queried once.
 struct DeviceGradients {
     Device device;
     std::vector<Tensor> gradients;
@@ -83,7 +83,7 @@ double euclidean_norm(const std::vector<Tensor>& parameters) {
     return norm_of(sums, [](double x) { return std::sqrt(x); });
 }
 
-/// x *= factor, rounded once: a factor has numbers that a half type has not.
+/// x *= factor, rounded once: the factor is not rounded to a half type.
 void scale(const Tensor& x, double factor) {
     if (size_of(x.dtype()) >= 4) {
         x.mul_(factor);

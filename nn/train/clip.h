@@ -14,13 +14,13 @@ namespace potluck {
 /// Infinity or NaN when a gradient holds one. Throws Error for another p.
 double gradient_norm(const std::vector<Tensor>& parameters, double p = 2.0);
 
-/// Scales the gradients so that their common norm is at most `max_norm`, and returns the norm that they had. When that is
-/// not finite, throws Error that names a parameter to blame and leaves all gradients as they are. An empty list has norm
-/// 0 and is warned of on standard error: nothing would ever be clipped.
+/// Scales the gradients so that their common norm is at most `max_norm`, and returns the norm before scaling. When that
+/// is not finite, throws Error that names a parameter responsible for it and leaves all gradients unchanged. An empty
+/// list has norm 0 and gives a warning on standard error: nothing would ever be clipped.
 double clip_grad_norm(const nn::Module& module, double max_norm, double p = 2.0);
 double clip_grad_norm(const std::vector<Tensor>& parameters, double max_norm, double p = 2.0);
 
-/// The name of the first parameter whose gradient holds an infinity or NaN, or an empty text.
+/// The name of the first parameter whose gradient contains an infinity or NaN, or an empty text.
 std::string first_non_finite_gradient(const nn::Module& module);
 
 }  // namespace potluck

@@ -100,23 +100,25 @@ std::optional<std::uint64_t> read_varint(std::string_view message, std::size_t& 
     return std::nullopt;
 }
 
-/// The step of an Event; 0 when it says none, which is what protocol buffers leave out.
+/// The step of an Event with a summary; 0 for others, and when it says none, which protocol buffers leave out.
 std::int64_t step_of(std::string_view message) {
+    std::int64_t step = 0;
+    bool has_summary = false;
     for (std::size_t place = 0; place < message.size();) {
         const std::optional<std::uint64_t> field = read_varint(message, place);
         if (!field) return 0;
-        std::optional<std::uint64_t> length;
+        std::optional<std::uint64_t> length = 0;
         switch (static_cast<WireType>(*field & 7)) {
             case WireType::varint: {
                 const std::optional<std::uint64_t> number = read_varint(message, place);
-                if (*field >> 3 == 2 && number) return static_cast<std::int64_t>(*number);
-                length = 0;
+                if (*field >> 3 == 2 && number) step = static_cast<std::int64_t>(*number);
                 break;
             }
             case WireType::fixed64:
                 length = 8;
                 break;
             case WireType::bytes:
+                has_summary |= *field >> 3 == 5;
                 length = read_varint(message, place);
                 break;
             case WireType::fixed32:
@@ -126,7 +128,7 @@ std::int64_t step_of(std::string_view message) {
         if (!length || *length > message.size() - place) return 0;
         place += *length;
     }
-    return 0;
+    return has_summary ? step : 0;
 }
 
 // ---- the folder ----

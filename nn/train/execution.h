@@ -12,34 +12,34 @@
 
 namespace potluck {
 
-/// What one update is to do.
+/// The parameters of one update.
 struct UpdateRequest {
-    std::int64_t number = 0;  // of this update in the run, from 0: its random numbers follow from it
+    std::int64_t number = 0;  // of this update in the run, from 0; its random numbers depend on it
     double learning_rate = 0.0;
-    double max_norm = 0.0;  // the gradient is scaled down to this norm; 0: never
+    double max_norm = 0.0;  // the gradient is scaled down to this norm; 0: no clipping
 };
 
-/// What came of it.
+/// The outcome of an update.
 struct UpdateResult {
     enum class Outcome : std::uint8_t {
         applied,
-        no_targets,  // none of the global batch counts
-        not_finite,  // the loss or the gradient holds an infinity or NaN
+        no_targets,  // the global batch has no valid targets
+        not_finite,  // the loss or the gradient contains an infinity or NaN
         overflow,    // the same, with a scaled loss: the next scale is smaller
     };
 
     Outcome outcome = Outcome::applied;
     double loss = 0.0;           // mean over the targets of the global batch, before the update
-    double gradient_norm = 0.0;  // before it was scaled down
-    std::int64_t targets = 0;    // that count, of the global batch
+    double gradient_norm = 0.0;  // before clipping
+    std::int64_t targets = 0;    // valid targets of the global batch
     std::string culprit =
-        {};  // not_finite: the first parameter whose gradient is not; empty when it is the loss alone
+        {};  // not_finite: the first parameter with a non-finite gradient; empty if only the loss is
     PhaseSeconds time = {};  // copy, forward, backward, optimizer: by the clock of the device, see PhaseTimer
 };
 
-/// How the gradients of one global batch come about and reach the parameters, and what several devices must agree on. The
-/// Trainer knows what an update is for (schedule, metrics, validation, stopping, saving); it never sees a gradient.
-/// OneDevice (nn/train/one_device.h) is the way of a single device.
+/// How the gradients of a global batch are computed and applied to the parameters, and what several devices must agree
+/// on. The Trainer decides what surrounds an update (schedule, metrics, validation, stopping, saving); it never sees a
+/// gradient. OneDevice (nn/train/one_device.h) is the implementation for a single device.
 class Execution {
 public:
     virtual ~Execution() = default;
@@ -61,7 +61,7 @@ public:
                                                             std::int64_t /*micro_batches*/) {
         return std::nullopt;
     }
-    /// Whether anybody wants something: true on all devices when it is on one. Stopping is decided with it.
+    /// Logical or over all devices: true everywhere if `mine` is true anywhere. Used to decide when to stop.
     virtual bool any(bool mine) { return mine; }
     /// Whether this process writes files and shows progress.
     virtual bool is_root() const { return true; }

@@ -285,10 +285,9 @@ UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batc
         const RandomSiteScope site(model_.random_site());
         UpdateResult result{.outcome = UpdateResult::Outcome::no_targets};
         const std::vector<MicroBatch> batches = counted_micro_batches(micro_batches);
-        std::int64_t targets = 0;
-        for (const MicroBatch& batch : batches) targets += batch.counted;
+        const std::int64_t targets = counted_targets(batches);
         if (targets > 0) {
-            const double loss_scale = step_.begin();
+            const double loss_scale = step_.begin(targets);
             Tensor sum;
             PhaseTimer pass_timer(device());
             {

@@ -9,7 +9,7 @@
 namespace potluck {
 namespace {
 
-/// `loss` without axes.
+/// `loss` as a 0-dimensional tensor.
 Tensor as_scalar(const Tensor& loss) {
     if (!loss.defined() || loss.count() != 1) {
         throw Error("loss",
@@ -40,7 +40,7 @@ LossFunction::LossFunction(nn::Module& module)
 LossSum LossFunction::operator()(const Tensor& inputs, const Tensor& targets, std::int64_t count) const {
     if (mean_) {
         const Tensor mean = as_scalar(mean_(inputs, targets));
-        // A sum over many targets leaves the range and the precision of a half type.
+        // A sum over many targets exceeds the range and precision of a half type.
         return {mean.to(accumulation_dtype(mean.dtype())) * static_cast<double>(count), count};
     }
     if (!sum_) throw Error("loss", "the LossFunction holds no function. Give it one, or the module's own.");

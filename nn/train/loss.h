@@ -12,11 +12,11 @@
 
 namespace potluck {
 
-/// A loss as something that adds up: over micro-batches, accumulation windows and devices. The mean is taken once, at the
-/// end, over all targets that took part.
+/// A loss that can be summed: over micro-batches, accumulation steps and devices. The mean is taken once, at the end,
+/// over all valid targets.
 struct LossSum {
-    Tensor sum;              // a scalar: over the targets that count
-    std::int64_t count = 0;  // how many they are
+    Tensor sum;              // a scalar: over the valid targets
+    std::int64_t count = 0;  // number of valid targets
 };
 
 /// How many targets of a batch count: of an integer dtype all that are not -100, of another one the rows; without targets,
@@ -24,8 +24,8 @@ struct LossSum {
 /// Loader makes the host wait for no device.
 std::int64_t count_targets(const data::Batch& batch);
 
-/// What training makes smaller, of (inputs, targets). Made from a function that returns the mean over the targets that
-/// count (a Tensor), or the LossSum itself.
+/// The quantity to minimise, as a function of (inputs, targets). Constructed from a function that returns the mean over
+/// the valid targets (a Tensor), or the LossSum itself.
 class LossFunction {
 public:
     LossFunction() = default;
@@ -36,11 +36,11 @@ public:
     template <class Function>
     requires std::same_as<std::invoke_result_t<Function&, const Tensor&, const Tensor&>, LossSum>
     LossFunction(Function sum) : sum_(std::move(sum)) {}
-    /// The module's own loss(). The module must outlive this.
+    /// Uses the module's own loss(). The module must outlive this object.
     explicit LossFunction(nn::Module& module);
 
     explicit operator bool() const { return mean_ != nullptr || sum_ != nullptr; }
-    /// The loss of a batch that is on the module's device, of which `count` targets count (by count_targets()). Throws
+    /// The loss of a batch that is on the module's device and has `count` valid targets (by count_targets()). Throws
     /// Error when the function returns more than one number.
     LossSum operator()(const Tensor& inputs, const Tensor& targets, std::int64_t count) const;
 
@@ -49,12 +49,12 @@ private:
     std::function<LossSum(const Tensor& inputs, const Tensor& targets)> sum_;
 };
 
-/// Total of a loss over many batches, on the host.
+/// The total of a loss over many batches, on the host.
 struct LossTotal {
     double sum = 0.0;
     std::int64_t count = 0;
 
-    /// None when no target counted.
+    /// None if there were no valid targets.
     std::optional<double> mean() const {
         return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
     }

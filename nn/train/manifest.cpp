@@ -39,7 +39,7 @@ const char* long_name_of(DType dtype) {
         ->second;
 }
 
-/// Also takes the short names, f32 for float32.
+/// Also accepts the short names, f32 for float32.
 DType dtype_of_name(const std::string& name) {
     for (const auto& [dtype, long_name] : dtype_names)
         if (name == long_name || name == name_of(dtype)) return dtype;
@@ -54,7 +54,7 @@ std::string read_text(const fs::path& path) {
     return content.str();
 }
 
-/// What an Error or an exception of the JSON library says, without the [name] in front, as a sentence.
+/// The message of an Error or a JSON exception, without the leading [name], as a sentence.
 std::string sentence_of(const std::exception& error) {
     std::string text = error.what();
     if (text.starts_with('[')) text.erase(0, text.find("] ") + 2);
@@ -65,7 +65,7 @@ Error damaged(const std::string& path, const std::string& why) {
     return {op, fmt::format("{} is damaged: {} Use an older checkpoint.", path, why)};
 }
 
-/// Calls `read(text as JSON)`; whatever does not fit is an Error that names the file.
+/// Calls `read(text as JSON)` and converts everything that does not fit to an Error that names the file.
 template <class Read>
 auto reading(const std::string& text, const std::string& path, Read&& read) {
     try {
@@ -79,7 +79,7 @@ auto reading(const std::string& text, const std::string& path, Read&& read) {
     }
 }
 
-/// An integer from 0 on.
+/// A non-negative integer.
 template <class Integer = std::int64_t>
 Integer count_at(const json& object, const char* name) {
     const json& value = object.at(name);
@@ -111,7 +111,7 @@ TrainingState state_of(const json& content) {
         throw Error(op,
                     fmt::format("the loader stands at item {} of {}.", state.loader.item, state.loader.size));
     for (const auto& [device, key] : at(content, "generators", json::value_t::object).items()) {
-        parse_device(device);  // throws for what is no device
+        parse_device(device);  // throws for an invalid device
         state.generators[device] = {count_at<std::uint64_t>(key, "seed"),
                                     count_at<std::uint64_t>(key, "offset")};
     }
@@ -125,7 +125,7 @@ TrainingState state_of(const json& content) {
     return state;
 }
 
-/// Names come from a file: none may lead out of the checkpoint's folder.
+/// Names come from a file: none may point outside of the checkpoint's folder.
 std::string file_name_at(const json& object, const char* field) {
     auto name = object.at(field).get<std::string>();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
@@ -134,7 +134,7 @@ std::string file_name_at(const json& object, const char* field) {
     return name;
 }
 
-/// 16 hexadecimal digits: without them a file would not be checked.
+/// 16 hexadecimal digits: without them a file would not be verified.
 std::string checksum_at(const json& file) {
     const json& value = file.at("xxh3");
     const std::string text = value.is_string() ? value.get<std::string>() : "";
@@ -163,7 +163,7 @@ std::int64_t elements_of(const Shape& shape) {
     return count;
 }
 
-/// What the tensors of a file are in a checkpoint of version 1: whole, `prefix` in front of their names.
+/// Describes the tensors of a file of a version 1 checkpoint: whole tensors, with `prefix` before their names.
 void describe_whole(Manifest& manifest, const fs::path& checkpoint, const std::string& file,
                     const std::string& prefix) {
     const TensorFile content = load_safetensors(checkpoint / file);

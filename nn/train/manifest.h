@@ -15,23 +15,23 @@
 
 namespace potluck {
 
-/// Where a training run stands, besides its module and its optimizer.
+/// The position of a training run, besides its module and its optimizer.
 struct TrainingState {
-    std::int64_t step = 0;    // updates done
-    std::int64_t epochs = 0;  // epochs done
+    std::int64_t step = 0;    // completed updates
+    std::int64_t epochs = 0;  // completed epochs
     data::LoaderState loader = {};
     GeneratorStates generators = {};                  // of the devices in use
     std::optional<LossScalerState> loss_scaler = {};  // where the loss is scaled
 };
 
-/// What a checkpoint consists of: the content of its manifest.json.
+/// The contents of a checkpoint: its manifest.json.
 struct Manifest {
     struct File {
         std::string name;
         std::int64_t bytes = 0;
         std::string xxh3;  // checksum of the file, 16 hexadecimal digits; empty in version 1, which had none
     };
-    /// Elements begin .. end-1 of a tensor, in row-major order, are the tensor `stored_as` of a file.
+    /// Elements begin .. end-1 of a tensor, in row-major order, are stored as tensor `stored_as` of a file.
     struct Part {
         std::string file;
         std::int64_t begin = 0, end = 0;
@@ -44,16 +44,16 @@ struct Manifest {
     };
 
     std::vector<File> files;
-    std::map<std::string, Described> tensors;  // those of the optimizer with `optimizer_prefix` in front
-    std::map<std::string, std::string> tied;   // further names of tied tensors, and the first name of each
+    std::map<std::string, Described> tensors;  // those of the optimizer are prefixed with `optimizer_prefix`
+    std::map<std::string, std::string> tied;   // the other names of tied tensors, each with the first name
     TrainingState state;
 
     static constexpr const char* optimizer_prefix = "optimizer/";
 
-    /// Adds the files and tensors of another rank. Throws Error when a file name is taken, or when the ranks do not agree
-    /// on the shape or dtype of a tensor.
+    /// Adds the files and tensors of another rank. Throws Error when a file name already exists, or when the ranks
+    /// disagree on the shape or dtype of a tensor.
     void add(const Manifest& other);
-    /// Throws Error(op, ...) unless the parts of every tensor cover it without holes or overlap.
+    /// Throws Error(op, ...) unless the parts of every tensor cover it without gaps or overlap.
     void check(const std::string& op) const;
 };
 
@@ -68,22 +68,22 @@ struct Manifest {
 ///      "loader": {"seed": 0, "epoch": 3, "item": 0, "size": 4096},
 ///      "loss_scaler": {"scale": 65536.0, "good_updates": 7, "skipped_in_a_row": 0}}
 ///
-/// begin and end count elements of the whole tensor in row-major order. A part that is the whole tensor has its shape in
-/// the file, others are flat. `seed` is that of the CPU's generator, for the reader.
+/// begin and end count elements of the whole tensor in row-major order. A part that is the whole tensor is stored with
+/// its shape, other parts with one axis. `seed` is that of the CPU's generator, for human readers.
 std::string to_json(const Manifest& manifest);
 
-/// Reads such a text; unknown fields are left alone. Throws Error that names `path` for text that is damaged, or of a
+/// Parses such a text; unknown fields are ignored. Throws Error that names `path` for a text that is damaged or has a
 /// version above 2.
 Manifest manifest_of(const std::string& text, const std::string& path);
 
-/// The manifest of a checkpoint folder. Of version 1 (the files model.safetensors, optimizer.safetensors,
-/// training.json and DONE) one is made up. Throws Error that names what is missing or damaged, lacks bytes, or is of
-/// another step than the folder's name says; checksums are not looked at.
+/// The manifest of a checkpoint folder. For version 1 (the files model.safetensors, optimizer.safetensors, training.json
+/// and DONE) it is reconstructed. Throws Error that names a file that is missing, damaged, too short, or of another step
+/// than the folder's name; checksums are not verified.
 Manifest read_manifest(const std::string& checkpoint);
 
 inline constexpr const char* manifest_file = "manifest.json";
 
-/// The step of a checkpoint folder by its name, 10 for step_00000010, or -1 for any other name.
+/// The step in the name of a checkpoint folder, 10 for step_00000010, or -1 for any other name.
 std::int64_t step_of(const std::filesystem::path& checkpoint);
 
 }  // namespace potluck

@@ -16,9 +16,9 @@ namespace {
 constexpr std::int64_t first_size = 512;
 constexpr std::int64_t last_size = 8192;
 constexpr double long_enough =
-    4e-3;  // seconds; starting a kernel and reading a number take some 50 microseconds
+    4e-3;  // seconds; launching a kernel and reading a number take some 50 microseconds
 
-/// Seconds of the fastest of some products.
+/// Seconds of the fastest of several products.
 double seconds_of_product(std::int64_t size, DType dtype, Device device) {
     using Clock = std::chrono::steady_clock;
     const Tensor a = ones({size, size}, {dtype, device});

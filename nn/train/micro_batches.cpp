@@ -25,4 +25,10 @@ std::vector<MicroBatch> counted_micro_batches(std::span<const data::Batch> batch
     return found;
 }
 
+std::int64_t counted_targets(std::span<const MicroBatch> batches) {
+    std::int64_t targets = 0;
+    for (const MicroBatch& batch : batches) targets += batch.counted;
+    return targets;
+}
+
 }  // namespace potluck

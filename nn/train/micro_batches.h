@@ -19,5 +19,7 @@ struct MicroBatch {
 /// Those of a global batch. Without a target that counts a micro-batch is left out: its mean would be 0 / 0; and so is one of
 /// which no item falls to this process.
 std::vector<MicroBatch> counted_micro_batches(std::span<const data::Batch> batches);
+/// Targets that count in all of them.
+std::int64_t counted_targets(std::span<const MicroBatch> batches);
 
 }  // namespace potluck

@@ -23,7 +23,7 @@ namespace {
 
 Tensor on(Device device, const Tensor& x) { return x.defined() ? x.to(device) : x; }
 
-/// A layer that members() does not name would get gradients and never be updated, saved or moved.
+/// A layer that members() does not list would get gradients but never be updated, saved or moved.
 void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
     for (const nn::ForgottenLeaf& leaf : nn::forgotten_leaves(loss, module)) {
         fmt::print(
@@ -54,7 +54,7 @@ OneDevice::~OneDevice() {
     for (const Tensor& parameter : buffered_) {
         try {
             set_gradient_buffer(parameter, {});
-        } catch (const Error&) {  // it is no longer trained, so it has no buffer
+        } catch (const Error&) {  // it is no longer trained, so it has no gradient buffer
         }
     }
 }
@@ -101,9 +101,10 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
                                       std::vector<Tensor>& losses) {
     const RandomUpdateScope random_update(request.number);
     const Autocast precision(dtype_of(precision_));
-    const double loss_scale = step_.begin();
+    const std::vector<MicroBatch> batches = counted_micro_batches(micro_batches);
+    const double loss_scale = step_.begin(counted_targets(batches));
     std::int64_t targets = 0;
-    for (const MicroBatch& batch : counted_micro_batches(micro_batches)) {
+    for (const MicroBatch& batch : batches) {
         const RandomItemsScope random_items(batch.first_item, batch.inputs.size(0));
         timer.begin(Phase::copy);
         const Tensor inputs = on(device, batch.inputs), there = on(device, batch.targets);
@@ -153,7 +154,7 @@ LossTotal OneDevice::evaluate(data::Loader& loader) {
         total.count += loss.count;
     }
     set_generator_states(generators);
-    total.sum = sum.item();  // the one wait
+    total.sum = sum.item();  // the only wait
     return total;
 }
 

@@ -33,11 +33,11 @@ struct OneDeviceOptions {
 /// belong to no member of the module.
 class OneDevice final : public Execution {
 public:
-    /// `loss`: none is the module's own. Keeps references: module and optimizer must outlive it. Throws Error for a module
-    /// without parameters.
+    /// `loss`: none means the module's own. Keeps references: module and optimizer must outlive it. Throws Error for a
+    /// module without parameters.
     OneDevice(nn::Module& module, optim::Optimizer& optimizer, LossFunction loss = {},
               const OneDeviceOptions& options = {});
-    /// Gradients are then added up in the parameters' dtypes again.
+    /// Gradients are then accumulated in the parameters' dtypes again.
     ~OneDevice() override;
     OneDevice(const OneDevice&) = delete;
     OneDevice& operator=(const OneDevice&) = delete;

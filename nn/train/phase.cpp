@@ -1,6 +1,7 @@
 #include "nn/train/phase.h"
 
 #include <numeric>
+#include <string>
 
 #include "core/trace.h"
 
@@ -8,7 +9,7 @@ namespace potluck {
 namespace {
 
 void show_in_trace(Phase phase, std::int64_t start_ns, std::int64_t end_ns) {
-    if (is_tracing()) trace::record(name_of(phase), start_ns, end_ns);
+    if (is_tracing()) trace::record((std::string("phase: ") + name_of(phase)).c_str(), start_ns, end_ns);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ Progress::Progress(std::int64_t total_steps, std::int64_t log_every, bool quiet)
       terminal_(isatty(STDOUT_FILENO) == 1) {}
 
 void Progress::show(const StepMetrics& metrics, const char* unit) {
-    // An average that follows changes of speed within some ten steps.
+    // A moving average that adapts to changes of speed within about ten steps.
     seconds_per_step_ =
         seconds_per_step_ == 0.0 ? metrics.seconds : 0.9 * seconds_per_step_ + 0.1 * metrics.seconds;
     if (quiet_) return;

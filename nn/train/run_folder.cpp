@@ -24,6 +24,7 @@ constexpr const char* metrics_file = "/metrics.jsonl";
 constexpr const char* summary_file = "/summary.json";
 constexpr const char* report_file = "/report.html";
 constexpr const char* events_folder = "/tensorboard";
+constexpr const char* checkpoints_folder = "/checkpoints";
 
 json number_or_null(const std::optional<double>& number) { return number ? json(*number) : json(nullptr); }
 
@@ -86,7 +87,7 @@ std::vector<EventScalar> scalars_of(const StepMetrics& metrics) {
     return scalars;
 }
 
-/// What an object of metrics.jsonl tells; fields that it lacks, or that hold no number, keep their defaults.
+/// Reads an object of metrics.jsonl; fields that are missing or not numbers keep their defaults.
 StepMetrics metrics_of(const json& line) {
     StepMetrics metrics;
     const auto read = [&](const char* name, auto& value) {
@@ -120,7 +121,7 @@ StepMetrics metrics_of(const json& line) {
 RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
     if (path_.empty()) throw Error("run_folder", "the path is empty. Name a folder.");
     std::error_code failure;
-    if (!resume && (fs::exists(path_ + metrics_file, failure) || fs::exists(checkpoints(), failure))) {
+    if (!resume && holds_run(path_)) {
         throw Error("run_folder",
                     fmt::format("{} already holds a run. Resume it, or choose another folder.", path_));
     }
@@ -139,6 +140,10 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
 RunFolder::~RunFolder() = default;
 RunFolder::RunFolder(RunFolder&&) noexcept = default;
 RunFolder& RunFolder::operator=(RunFolder&&) noexcept = default;
+bool RunFolder::holds_run(const std::string& path) {
+    std::error_code failure;
+    return fs::exists(path + metrics_file, failure) || fs::exists(path + checkpoints_folder, failure);
+}
 
 std::string RunFolder::file(const char* name) const {
     if (path_.empty())
@@ -146,7 +151,7 @@ std::string RunFolder::file(const char* name) const {
     return path_ + name;
 }
 
-std::string RunFolder::checkpoints() const { return file("/checkpoints"); }
+std::string RunFolder::checkpoints() const { return file(checkpoints_folder); }
 
 std::optional<StepMetrics> RunFolder::rewind(std::int64_t step,
                                              const std::function<void(const StepMetrics&)>& on_kept) {

@@ -23,12 +23,15 @@ class EventFile;
 ///     checkpoints/
 class RunFolder {
 public:
-    /// Makes the folder. Throws Error when it cannot be written to, or when it already holds a run: nothing is ever
-    /// overwritten. `resume` instead opens what is there.
+    /// Creates the folder. Throws Error when it cannot be written to, or when it already contains a run: nothing is
+    /// ever overwritten. With `resume`, opens the existing folder instead.
     RunFolder(std::string path, bool resume);
     ~RunFolder();
     RunFolder(RunFolder&&) noexcept;
     RunFolder& operator=(RunFolder&&) noexcept;
+
+    /// Whether a run was begun in this folder.
+    static bool holds_run(const std::string& path);
 
     std::string checkpoints() const;
     /// Drops the metrics of steps after `step`, which a resumed run will do again, and lines that are no JSON object with

@@ -6,6 +6,7 @@
 
 #include "core/format.h"
 #include "nn/train/checkpoint.h"
+#include "nn/train/checkpoint_writer.h"
 #include "nn/train/one_device.h"
 #include "nn/train/progress.h"
 #include "nn/train/run_meter.h"
@@ -13,14 +14,14 @@
 namespace potluck {
 namespace {
 
-/// Whether the targets are those of texts, (batch, time), and not one a sample.
+/// Whether the targets are texts, (batch, time), and not one per sample.
 bool counts_tokens(const data::Batch& batch) {
     return batch.targets.defined() && is_integer(batch.targets.dtype()) && batch.targets.ndim() >= 2;
 }
 
 }  // namespace
 
-/// What lives only while fit() runs.
+/// State that exists only while fit() runs.
 class Trainer::Run {
 public:
     explicit Run(const Trainer& trainer)
@@ -28,21 +29,26 @@ public:
                 dtype_of(trainer.options_.precision)),
           progress(trainer.options_.steps, trainer.options_.log_every, trainer.options_.quiet) {
         const TrainerOptions& options = trainer.options_;
-        if (!options.run_folder.empty()) folder.emplace(options.run_folder, options.resume);
+        if (options.run_folder.empty()) return;
+        folder.emplace(options.run_folder, options.resume || (options.resume_if_possible &&
+                                                              RunFolder::holds_run(options.run_folder)));
+        writer.emplace(folder->checkpoints(), options.keep_checkpoints,
+                       [this](const std::string& sentence) { progress.warn(sentence); });
     }
 
     RunMeter meter;
     Progress progress;
     std::optional<RunFolder> folder;
     RunHistory history;                                 // of a run with a folder
-    std::optional<double> train_loss, validation_loss;  // the last ones
+    std::optional<double> train_loss, validation_loss;  // the most recent ones
     bool resumed = false;                               // and no update was made since
     std::int64_t validated_step = -1;
     bool said_no_targets = false, said_no_validation = false;
     std::string why_passed_over;        // the last update that was
     bool gradients_overflowed = false;  // since the epoch began
     std::int64_t saved_step = -1;
-    std::string checkpoint;
+    std::string checkpoint;                  // the newest complete one
+    std::optional<CheckpointWriter> writer;  // ends before what it warns through
 };
 
 Trainer::Trainer(nn::Module& module, optim::Optimizer& optimizer, data::Loader& loader,
@@ -108,8 +114,14 @@ void Trainer::check_options() const {
     if (options_.checkpoint_every < 0 || options_.keep_checkpoints < 0 || options_.validate_every < 0) {
         refuse("checkpoint_every, keep_checkpoints and validate_every must not be negative.");
     }
-    if (options_.run_folder.empty() && (options_.resume || options_.checkpoint_every > 0)) {
-        refuse("resume and checkpoint_every need a run_folder.");
+    if (options_.run_folder.empty() &&
+        (options_.resume || options_.resume_if_possible || options_.checkpoint_every > 0)) {
+        refuse("resume, resume_if_possible and checkpoint_every need a run_folder.");
+    }
+    if (options_.resume && options_.resume_if_possible) {
+        refuse(
+            "resume and resume_if_possible are both set. Choose the first to insist on a checkpoint, the "
+            "second to begin where there is none.");
     }
     if (options_.validation == nullptr && options_.validate_every > 0) {
         refuse("validate_every needs a validation loader.");
@@ -133,16 +145,23 @@ void Trainer::start(Run& run) {
     stopped_ = false;
     module_.train();
     module_.zero_grad();
-    if (options_.resume) resume(run);
+    if (options_.resume || options_.resume_if_possible) resume(run);
     if (run.folder && !is_done()) run.meter.measure_rates();
     run.meter.start();
 }
 
 void Trainer::resume(Run& run) {
+    const auto load = options_.resume ? load_latest_checkpoint : load_latest_checkpoint_if_any;
     const ResumedCheckpoint resumed =
-        load_latest_checkpoint(run.folder->checkpoints(), module_, optimizer_,
-                               [&](const TrainingState& state) { loader_.check_state(state.loader); });
+        load(run.folder->checkpoints(), module_, optimizer_,
+             [&](const TrainingState& state) { loader_.check_state(state.loader); });
     for (const std::string& damaged : resumed.damaged) run.progress.say("passed over: " + damaged);
+    if (resumed.path.empty()) {
+        run.folder->rewind(0);
+        run.progress.say(fmt::format("there is no sound checkpoint in {} to go on from: a new run begins",
+                                     run.folder->checkpoints()));
+        return;
+    }
     const TrainingState& state = resumed.state;
     loader_.set_state(state.loader);
     if (state.loss_scaler) execution_->set_loss_scaler_state(*state.loss_scaler);
@@ -155,7 +174,8 @@ void Trainer::resume(Run& run) {
         run.train_loss = last->loss;
         run.validation_loss = last->validation_loss;
     }
-    run.progress.say(fmt::format("resumed from {} at step {}", resumed.path, step_));
+    run.progress.say(fmt::format("resumed from {} at step {}{}", resumed.path, step_,
+                                 resumed.damaged.empty() ? "" : ", the newest checkpoint that is sound"));
 }
 
 void Trainer::run_epoch(Run& run) {
@@ -165,7 +185,8 @@ void Trainer::run_epoch(Run& run) {
     std::vector<data::Batch> micro_batches;
     for (data::Batch& batch : loader_) {
         micro_batches.push_back(std::move(batch));
-        // With its last batch the loader moves on to the next epoch, and a checkpoint must count this one as done.
+        // After an epoch's last batch the loader is at the next epoch, and a checkpoint must count this one as
+        // completed.
         const bool ends_epoch = loader_.state().item == 0;
         if (!ends_epoch && static_cast<std::int64_t>(micro_batches.size()) < options_.accumulate) continue;
         update(run, std::exchange(micro_batches, {}), ends_epoch);
@@ -181,6 +202,7 @@ void Trainer::run_epoch(Run& run) {
 
 void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool ends_epoch) {
     run.meter.end_waiting();
+    if (run.writer) run.writer->poll();
     StepMetrics metrics;
     metrics.learning_rate = options_.schedule ? options_.schedule(step_) : optimizer_.learning_rate();
     const UpdateResult result = compute(micro_batches, {step_, metrics.learning_rate, options_.clip});
@@ -209,7 +231,7 @@ void Trainer::update(Run& run, std::span<const data::Batch> micro_batches, bool 
         run.progress.show(metrics, counts_tokens(micro_batches.front()) ? "tokens" : "samples");
         if (options_.on_step) options_.on_step(metrics);
         if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) {
-            save_state(run);
+            save_state(run, is_done());
             write_report(run, "running", summary_of(run));
         }
     }
@@ -258,7 +280,7 @@ std::string Trainer::what_fits(std::span<const data::Batch> micro_batches) {
     }
 }
 
-/// Whether the update took place. Says why when it did not.
+/// Whether the update was applied. Reports why if it was not.
 bool Trainer::is_applied(Run& run, const UpdateResult& result) {
     using Outcome = UpdateResult::Outcome;
     if (result.outcome == Outcome::applied) return true;
@@ -305,19 +327,25 @@ std::optional<double> Trainer::validate(Run& run) {
     return run.validation_loss;
 }
 
-void Trainer::save_state(Run& run) {
+/// `is_last`: nothing is to be done meanwhile.
+void Trainer::save_state(Run& run, bool is_last) {
     if (run.saved_step == step_) return;
     const PhaseScope saving(run.meter.time(), Phase::saving);
     const TrainingState state{step_, epochs_, loader_.state(), generator_states(module_.parameters()),
                               execution_->loss_scaler_state()};
-    run.checkpoint =
-        save_checkpoint(run.folder->checkpoints(), module_, optimizer_, state, options_.keep_checkpoints);
+    if (options_.async_checkpoints && !is_last)
+        run.writer->save(module_, optimizer_, state);
+    else
+        run.writer->save_and_wait(module_, optimizer_, state);
     run.saved_step = step_;
 }
 
 TrainingSummary Trainer::finish(Run& run) {
     const bool finished = is_done();
-    if (run.folder) save_state(run);
+    if (run.folder) {
+        save_state(run, true);
+        if (std::string path = run.writer->wait(); !path.empty()) run.checkpoint = std::move(path);
+    }
     if (stopped_ && run.folder)
         run.progress.say(fmt::format("stopped at step {}; saved {}", step_, run.checkpoint));
     if (options_.validation != nullptr && finished) {

@@ -27,40 +27,46 @@ namespace potluck {
 enum class NonFinite : std::uint8_t { error, skip };
 
 struct TrainerOptions {
-    std::int64_t steps = 0;         // updates in all; 0: until the epochs are done
+    std::int64_t steps = 0;         // total updates; 0: until the epochs are done
     std::int64_t epochs = 0;        // passes over the loader; 0: until the steps are done
     std::int64_t accumulate = 1;    // micro-batches (batches of the loader) per update
-    double clip = 0.0;              // largest norm of the gradient; 0: no clipping
+    double clip = 0.0;              // largest gradient norm; 0: no clipping
     optim::Schedule schedule = {};  // learning rate of each update; none: the optimizer's own
 
-    std::string run_folder =
-        {};  // metrics, summary, report and checkpoints go here, see RunFolder; empty: nothing is written
-    bool resume = false;                // go on from the newest checkpoint in run_folder
+    /// Metrics, summary, report and checkpoints go here, see RunFolder; empty: nothing is written.
+    std::string run_folder = {};
+    /// Go on from the newest sound checkpoint in run_folder. Where there is none: an Error, or a new run.
+    bool resume = false, resume_if_possible = false;
     std::int64_t checkpoint_every = 0;  // updates; 0: only at the end
-    std::int64_t keep_checkpoints = 2;  // the newest ones; 0: all
+    std::int64_t keep_checkpoints = 2;  // the newest complete ones; 0: all
+    /// Whether training goes on while checkpoints are written, from a copy of parameters, buffers and optimizer state in
+    /// host memory. See CheckpointWriter for what it takes and what becomes of errors: a disk that is full ends the run
+    /// at the update after. The last checkpoint of a run is waited for, and needs no copy.
+    bool async_checkpoints = true;
 
     data::Loader* validation =
         nullptr;                      // one pass over it is a validation; may be the training loader itself
     std::int64_t validate_every = 0;  // updates; 0: only at the end
 
-    std::int64_t log_every = 10;   // updates between lines when the output is no terminal
-    bool quiet = false;            // no progress at all
+    std::int64_t log_every = 10;   // updates between lines when the output is not a terminal
+    bool quiet = false;            // show no progress
     double flops_per_token = 0.0;  // of forward and backward, for mfu; 0: 6 * parameters
     /// Names and values that the report of the run shows besides those that the trainer knows.
     std::vector<std::pair<std::string, std::string>> settings = {};
     /// Pictures for the report and what the model says of them. Asked at the end of a run with a folder.
     std::function<std::vector<ReportPicture>()> pictures = {};
 
-    /// The loss: a function of (inputs, targets) that returns the mean over the targets that count, or a LossSum; none:
-    /// the module's own loss(). See count_targets() for which targets count.
+    /// The loss: a function of (inputs, targets) that returns the mean over the valid targets, or a LossSum; none: the
+    /// module's own loss(). See count_targets() for which targets are valid.
     LossFunction loss = {};
     /// What forward and backward compute in; parameters and optimizer state keep their dtypes. In f16 the loss is scaled by
     /// a LossScaler with these options, and updates whose gradients overflow are passed over.
     Precision precision = Precision::f32;
     LossScalerOptions loss_scaler = {};
-    /// What a loss or gradient with an infinity or NaN does: it ends the run with an Error, or its batches are passed over.
+    /// The effect of a loss or gradient with an infinity or NaN: it ends the run with an Error, or its update is
+    /// skipped.
     NonFinite on_non_finite = NonFinite::error;
-    /// Asked after each update: true saves a checkpoint and ends the run. A signal handler's flag belongs here.
+    /// Called after each update: true saves a checkpoint and ends the run. Check a signal handler's flag here.
     std::function<bool()> should_stop = {};
     /// Called after each update.
     std::function<void(const StepMetrics&)> on_step = {};
@@ -68,15 +74,16 @@ struct TrainerOptions {
 
 /// Trains a module on a loader's batches.
 ///
-/// One update takes `accumulate` micro-batches. Its loss is the mean over all of their targets together, so it does not
-/// matter how they are cut into micro-batches, dropout included. An epoch's last update may have fewer of them; it is an
-/// update like any other. The schedule counts updates. Micro-batches of which no target counts are passed over; when that
-/// leaves nothing there is no update: parameters, optimizer, buffers and schedule stay as they are, and it is said once.
+/// One update takes `accumulate` micro-batches. Its loss is the mean over all of their targets together, so the result
+/// does not depend on how they are divided into micro-batches, dropout included. An epoch's last update may have fewer
+/// of them; it is a normal update. The schedule counts updates. Micro-batches without valid targets are skipped; if
+/// none remains there is no update: parameters, optimizer, buffers and schedule are unchanged, and this is reported
+/// once.
 ///
-/// A run with a run folder can be resumed, in another process too, and then gives the same bits as if it had never
-/// stopped. A loss or gradient that is not finite ends it with an Error that names the step, unless on_non_finite says
-/// otherwise; then, too, everything is as it was before the update. When the memory does not suffice, the OutOfMemory says
-/// which micro-batch would fit. How often one validates never changes the run.
+/// A run with a run folder can be resumed, even by another process, and then gives the same bits as an uninterrupted
+/// run. A loss or gradient that is not finite ends it with an Error that names the step, unless on_non_finite says
+/// otherwise; then, too, everything is as it was before the update. If memory runs
+/// out, the OutOfMemory says which micro-batch would fit. The frequency of validation never changes the run.
 class Trainer {
 public:
     /// Trains on the module's device. Keeps references: module, optimizer and loaders must outlive it. Throws Error for
@@ -105,7 +112,7 @@ private:
     std::string what_fits(std::span<const data::Batch> micro_batches);
     bool is_applied(Run& run, const UpdateResult& result);
     std::optional<double> validate(Run& run);
-    void save_state(Run& run);
+    void save_state(Run& run, bool is_last);
     TrainingSummary finish(Run& run);
     TrainingSummary summary_of(const Run& run) const;
     void write_report(Run& run, const std::string& status, const TrainingSummary& summary,
@@ -120,8 +127,8 @@ private:
     data::Loader& loader_;
     TrainerOptions options_;
     std::unique_ptr<Execution> execution_;
-    std::int64_t step_ = 0;    // updates done
-    std::int64_t epochs_ = 0;  // epochs done
+    std::int64_t step_ = 0;    // completed updates
+    std::int64_t epochs_ = 0;  // completed epochs
     bool stopped_ = false;
 };
 

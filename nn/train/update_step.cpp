@@ -1,5 +1,8 @@
 #include "nn/train/update_step.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "nn/train/clip.h"
 
 namespace potluck {
@@ -10,8 +13,13 @@ UpdateStep::UpdateStep(nn::Module& module, optim::Optimizer& optimizer,
     if (scaler) scaler_.emplace(*scaler);
 }
 
-double UpdateStep::begin() {
-    loss_scale_ = scaler_ ? scaler_->begin_update() : 1.0;
+double UpdateStep::begin(std::int64_t targets) {
+    loss_scale_ = 1.0;
+    if (scaler_) {
+        const double whole =
+            std::exp2(std::ceil(std::log2(static_cast<double>(std::max<std::int64_t>(1, targets)))));
+        loss_scale_ = scaler_->begin_update() / whole;
+    }
     return loss_scale_;
 }
 

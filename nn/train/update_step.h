@@ -30,8 +30,9 @@ public:
     UpdateStep(nn::Module& module, optim::Optimizer& optimizer,
                const std::optional<LossScalerOptions>& scaler);
 
-    /// Begins an update. Returns what losses are multiplied by before backward(), 1 without a scaler.
-    double begin();
+    /// Begins an update over about `targets` losses. Returns what their sum is multiplied by before backward(): 1 without a
+    /// scaler, else its scale over the next power of 2, so that gradients have the size of those of the mean.
+    double begin(std::int64_t targets);
     /// One step of the optimizer by the gradients that are there: those of the sum over `targets` losses, times what begin()
     /// returned. `losses` are the parts of that sum, on `device`, where the parameters are. Its time is that of `timer`.
     UpdateResult finish(const UpdateRequest& request, Device device, std::int64_t targets,

@@ -1,4 +1,4 @@
-// The walk over the tape: what it computes, what it frees, what it leaves behind when something throws.
+// The traversal of the tape: what it computes, what it frees, and the state after an exception.
 
 #include <stdexcept>
 
@@ -104,7 +104,7 @@ TEST_CASE("an existing gradient takes part whatever its layout and dtype") {
     CHECK(near(x.grad(), {11, 31, 21, 41}));
 
     Tensor h = leaf({1, 2}, {2}, DType::bf16);
-    h.set_grad(tensor({1000, 2000}));  // f32, as master gradients are
+    h.set_grad(tensor({1000, 2000}));  // f32, like the gradients of master weights
     sum(h * 1.0).backward();
     CHECK(h.grad().dtype() == DType::f32);
     CHECK(near(h.grad(), {1001, 2001}));
@@ -145,7 +145,7 @@ TEST_CASE("backward frees what ops saved as it goes") {
     CHECK(memory_statistics().current - before >= 20 * x.bytes());
     reset_peak_memory();
     loss.backward();
-    CHECK(memory_statistics().current - before < 2 * x.bytes());                // the gradient alone
+    CHECK(memory_statistics().current - before < 2 * x.bytes());                // only the gradient
     CHECK(memory_statistics().peak - before < 20 * x.bytes() + 5 * x.bytes());  // never both at once
 }
 
@@ -239,7 +239,7 @@ TEST_CASE("an exception in the middle of backward leaves leaves and graph consis
         CHECK(!late.grad().defined());
         CHECK(is_grad_enabled());
         fail = false;
-        loss.backward();  // it was retained, so it can run again
+        loss.backward();  // retained, so it can run again
         CHECK(near(x.grad(), {3, 4}));
         CHECK(near(late.grad(), {3, 8}));
     }
@@ -301,7 +301,7 @@ TEST_CASE("a backward within a backward adds to the same leaves") {
             sum(w * 10).backward();
             return Tensor();
         });
-        return sum(y * w);  // w gets a first part before the hook runs, and a second one after it
+        return sum(y * w);  // w gets one contribution before the hook runs, and another one after it
     };
     loss_of().backward();
     CHECK(near(w.grad(), {12 + 10}));

@@ -26,7 +26,7 @@ TEST_CASE("gradcheck finds a planted wrong gradient and names its place") {
         const Tensor x = in[1];
         return record("planted", square(x).detach(), {x}, {x},
                       [](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                          // right but for the last element
+                          // correct except for the last element
                           dx.add(0, dy * (2 * saved[0]) * tensor(std::vector<double>{1, 1, 1, 1.01}, {2, 2}));
                       });
     };

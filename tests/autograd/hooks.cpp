@@ -1,4 +1,4 @@
-// Hooks on gradients, and gradients kept for inner tensors.
+// Hooks on gradients, and retained gradients of non-leaf tensors.
 
 #include <any>
 #include <functional>

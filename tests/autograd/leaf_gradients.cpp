@@ -1,4 +1,4 @@
-// Leaves whose gradient goes to a buffer that somebody else laid out, and hooks that run when it is complete.
+// Leaves whose gradients accumulate in a buffer of the caller, and hooks that run when a gradient is complete.
 
 #include <cstdint>
 #include <functional>
@@ -12,7 +12,7 @@
 namespace potluck::test {
 namespace {
 
-/// A flat block and its parts, as somebody who reduces gradients lays them out.
+/// A flat block and its parts, laid out as for a reduction of gradients over processes.
 struct Block {
     Tensor flat;
     Tensor part(std::int64_t start, const Shape& shape) const {
@@ -33,7 +33,7 @@ TEST_CASE("set_gradient_buffer: gradients are stored in a part of a flat block, 
         CHECK_FALSE(w.grad().defined());
         CHECK(near(all.flat, Values(10, -7.0)));
 
-        backward(sum(w * 2));  // stored over what was there
+        backward(sum(w * 2));  // overwrites the previous content
         CHECK(w.grad().storage() == all.flat.storage());
         CHECK(w.grad().offset() == part.offset());
         CHECK(near(all.flat, {-7, -7, -7, 2, 2, 2, 2, -7, -7, -7}));
@@ -41,7 +41,7 @@ TEST_CASE("set_gradient_buffer: gradients are stored in a part of a flat block, 
         CHECK(near(w.grad(), {4, 6, 8, 10}));
         CHECK(near(all.flat, {-7, -7, -7, 4, 6, 8, 10, -7, -7, -7}));
 
-        w.set_grad({});  // the memory stays as it is
+        w.set_grad({});  // the memory is not changed
         CHECK_FALSE(w.grad().defined());
         CHECK(near(part, {4, 6, 8, 10}));
         backward(sum(w));
@@ -141,7 +141,7 @@ TEST_CASE("set_gradient_buffer: every op that makes gradients writes there what 
                     others.push_back(draw(shape, dtype));
                     exact_others.push_back(others.back().to(DType::f64));
                 }
-                // the reference: f64, twice
+                // the reference: in f64, two backwards
                 Tensor exact = values.clone().to(DType::f64).set_requires_grad();
                 const Tensor result = c.run(exact, exact_others);
                 const Tensor weights = draw(result.shape(), dtype);
@@ -176,14 +176,14 @@ TEST_CASE("set_gradient_buffer: 4096 gradients of a half type are summed in f32 
     for (const DType dtype : {DType::f16, DType::bf16}) {
         on_each_device([dtype] {
             CAPTURE(name_of(dtype));
-            // d/dw of mean(2 w x) over windows however they are cut: 2, as the sum of 4096 times 2 / 4096
+            // d/dw of mean(2 w x), however the batch is divided: 2, as the sum of 4096 times 2 / 4096
             Tensor w = tensor({1.0}, {1}, {dtype}).set_requires_grad();
             set_gradient_buffer(w, zeros({1}));
             const Tensor x = tensor({2.0 / 4096}, {1}, {dtype});
             for (int i = 0; i < 4096; ++i) backward(sum(w * x));
             CHECK(w.grad().item() == 2.0);
 
-            // values that no half type can add up: the weight of a linear layer, one sample at a time
+            // values whose sum no half type can represent: the weight of a linear layer, one sample at a time
             Generator generator(3);
             Tensor weight =
                 randn({3, 4}, {DType::f32, test_device()}, &generator).to(dtype).set_requires_grad();
@@ -273,7 +273,7 @@ TEST_CASE("set_gradient_buffer: a leaf that takes no part is not touched, also w
     add_gradient_hook(inner, [](const Tensor&) -> Tensor { throw std::runtime_error("stop"); });
     const Tensor root = sum(used * 5 + inner);
     CHECK_THROWS(backward(root));
-    CHECK_FALSE(used.grad().defined());  // so a second try begins anew
+    CHECK_FALSE(used.grad().defined());  // so a second attempt starts without a gradient
     backward(sum(used * 4));
     CHECK(near(used.grad(), {4, 4}));
 }

@@ -1,4 +1,4 @@
-// Memory does not grow over a long training, whatever people do between the steps.
+// Memory does not grow over a long training, whatever users do between the steps.
 
 #include <memory>
 #include <stdexcept>
@@ -42,7 +42,7 @@ std::pair<std::int64_t, std::int64_t> live_bytes(Step&& step) {
 TEST_CASE("memory stays level with a hook that holds its module") {
     const auto net = std::make_shared<TwoLayers>();
     net->watch = [](const std::shared_ptr<TwoLayers>& self, const Tensor& hidden) {
-        // The hook holds the module and even the tensor that it watches.
+        // The hook captures the module and even the tensor that it belongs to.
         add_gradient_hook(hidden, [self, hidden](const Tensor&) {
             ++self->seen;
             return Tensor();

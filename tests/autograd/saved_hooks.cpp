@@ -1,4 +1,4 @@
-// Hooks that take the place of what ops save for their backward.
+// Hooks that replace the tensors that ops save for their backward.
 
 #include <any>
 #include <stdexcept>
@@ -124,7 +124,7 @@ TEST_CASE("saved-tensor hooks: bytes are counted where they lie, and freed with 
     sum(y).backward();
     CHECK(alive.expired());
 
-    // a deep graph whose saved values are held by hooks is destroyed without recursion
+    // destroying a deep graph whose saved tensors are packed by hooks needs no recursion
     Tensor deep = x;
     const SavedTensorHooks guard(as_it_is, from_itself);
     for (int i = 0; i < 200'000; ++i) deep = deep * deep;

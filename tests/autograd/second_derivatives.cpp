@@ -1,4 +1,4 @@
-// Second derivatives: for every op, the gradient of a gradient is held against differences.
+// Second derivatives: for every op, the gradient of a gradient is compared with finite differences.
 
 #include <functional>
 #include <limits>
@@ -171,7 +171,7 @@ TEST_CASE("the gradient of every op can be differentiated again") {
             inputs.push_back(x.detach().set_requires_grad());
         }
         CHECK(gradcheck(row.function, inputs) == "");
-        // One number made of all first gradients, so that each of them is differentiated for every input.
+        // A combination of all first gradients, so that each of them is differentiated with respect to every input.
         const auto slope = [&](const std::vector<Tensor>& in) {
             const Tensor y = row.function(in);
             const Tensor weights = arange(1, y.count() + 1, 1, {DType::f64}).reshape(y.shape()) / 7.0;

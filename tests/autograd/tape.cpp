@@ -1,4 +1,4 @@
-// What record() keeps, how the tape prints, and what the anomaly check finds.
+// What record() saves, how the tape is printed, and what the anomaly check detects.
 
 #include "autograd/anomaly.h"
 #include "core/capture.h"
@@ -20,7 +20,7 @@ TEST_CASE("the tape prints every op with shape, dtype, inputs and bytes saved") 
           "%3 = tanh(%2) (4, 2) f32, saves 32 B\n"
           "%4 = multiply(%3, %3) (4, 2) f32, saves 32 B\n"
           "%5 = sum(%4) () f32\n"
-          "6 nodes, 80 B saved\n");  // multiply keeps what tanh keeps
+          "6 nodes, 80 B saved\n");  // multiply and tanh save the same tensor
     const std::string drawing = tape_to_dot(loss);
     CHECK(contains(drawing, "digraph tape {"));
     CHECK(contains(drawing, "n3 [label=\"tanh\\n(4, 2) f32\\nsaves 32 B\"];"));
@@ -37,7 +37,7 @@ TEST_CASE("ops save only what the gradients that are wanted need") {
     const Tensor x = randn({4, 3}), y = randn({4, 3}).set_requires_grad(), weight = randn({3, 3});
     CHECK((x * y).node()->saved.bytes() == x.bytes());  // y's gradient needs x
     CHECK(linear(y, weight).node()->saved.bytes() ==
-          weight.bytes());  // no gradient for the weight: x is not kept
+          weight.bytes());  // no gradient for the weight: x is not saved
     CHECK((y + x).node()->saved.bytes() == 0);
     CHECK(relu(y).node()->saved.bytes() == y.bytes());
     CHECK(dropout(y, 0.5).node()->saved.bytes() == 0);
@@ -69,7 +69,7 @@ TEST_CASE("the anomaly check names the op that made the first NaN") {
     }
     SUBCASE("in the backward pass") {
         const Tensor y =
-            sum(sqrt(x * 0.0) * tensor({0, 0}));  // the slope of sqrt at 0 is infinite, times 0 is NaN
+            sum(sqrt(x * 0.0) * tensor({0, 0}));  // sqrt has an infinite slope at 0; times 0 it is NaN
         const std::string text = error_of([&] { y.backward(); });
         CHECK(contains(text, "[sqrt]"));
         CHECK(contains(text, "gradient of input 0"));
@@ -104,7 +104,7 @@ TEST_CASE("the anomaly check names the op that made the first NaN") {
         const Tensor zero = leaf({0, 4}, {2});
         const Tensor y = sum(where(zero > 0, sqrt(zero) * 0.0, zero));
         CHECK(contains(error_of([&] { y.backward(); }), "[sqrt]"));
-        // The safe pattern: choose the argument first.
+        // The safe pattern: select the argument first.
         Tensor safe = leaf({0, 4}, {2});
         sum(where(safe > 0, sqrt(where(safe > 0, safe, full({}, 1.0))), safe)).backward();
         CHECK(near(safe.grad(), {1, 0.25}));

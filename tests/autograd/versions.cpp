@@ -1,4 +1,4 @@
-// Changes in place: refused on the tape, done off it, and noticed by what was saved before.
+// In-place changes: refused on the tape, allowed outside it, and detected by tensors that were saved before.
 
 #include "tests/autograd/support.h"
 
@@ -65,7 +65,7 @@ TEST_CASE("a change of what nobody saved is fine, and so is one after backward")
     CHECK(near(x.grad(), {1, 1}));
     {
         const NoGrad guard;
-        x.add_(x.grad(), -0.5);  // a step of gradient descent
+        x.add_(x.grad(), -0.5);  // a gradient descent step
     }
     CHECK(near(x, {0.5, 1.5}));
     CHECK(x.requires_grad());
@@ -128,7 +128,7 @@ TEST_CASE("a source that overlaps the target is read as it was before") {
     CHECK(near(square, {0, 36, 144, 1, 49, 169, 4, 64, 196}));
     CHECK(contains(error_of([&] { tensor({1}).expand({3}).fill_(2); }), "broadcast view"));
     const Tensor line = arange(0, 8, 1, {DType::f32});
-    line.narrow(0, 0, 5).copy_(line.alias({5}, {-1}, 7));  // backwards
+    line.narrow(0, 0, 5).copy_(line.alias({5}, {-1}, 7));  // in reverse order
     CHECK(near(line, {7, 6, 5, 4, 3, 5, 6, 7}));
 }
 

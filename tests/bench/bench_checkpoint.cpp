@@ -1,6 +1,8 @@
-// What the checksums of a checkpoint cost: saves a model of the given size, takes the checksum of the same bytes alone,
-// in turn, and prints the share of the second in the first. Checksums are counted in seconds of the processor, so that
-// other programs on the machine do not count; saving, which waits for the disk, in those of the clock.
+// What a checkpoint costs. Everything is done in turn, and the fastest of some rounds counts, since other programs use the
+// same processor and disk:
+//   - for how long a save beside the training (CheckpointWriter) holds it up, over a memcpy() of the same state;
+//   - how fast the state is written, over dd with conv=fsync of as many bytes in the same folder;
+//   - the share of the checksums, in seconds of the processor.
 //
 //     bench_checkpoint [megabytes of weights] [folder]      (default 256 /tmp; the optimizer has twice as many)
 
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <string>
@@ -18,7 +21,7 @@
 #include "core/factories.h"
 #include "nn/layers/linear.h"
 #include "nn/optim/adamw.h"
-#include "nn/train/checkpoint.h"
+#include "nn/train/checkpoint_writer.h"
 
 namespace {
 
@@ -38,9 +41,21 @@ double seconds_of(Work&& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
+/// The fastest of some rounds.
+class Fastest {
+public:
+    void add(double seconds) { seconds_ = seconds_ == 0.0 ? seconds : std::min(seconds_, seconds); }
+    double seconds() const { return seconds_; }
+
+private:
+    double seconds_ = 0.0;
+};
+
+void write_by_dd(const std::string& folder, std::int64_t bytes) {
+    const std::string command =
+        fmt::format("dd if=/dev/zero of='{}/dd' bs=1M count={} conv=fsync 2>/dev/null", folder,
+                    (bytes + (1 << 20) - 1) >> 20);
+    if (std::system(command.c_str()) != 0) throw Error("bench_checkpoint", "dd failed: " + command);
 }
 
 void measure(std::int64_t megabytes, const std::string& folder) {
@@ -50,27 +65,58 @@ void measure(std::int64_t megabytes, const std::string& folder) {
     optimizer.step();
     std::vector<Tensor> tensors = {model.weight.detach()};
     for (const auto& [name, tensor] : optimizer.state_dict()) tensors.push_back(tensor);
-    std::vector<double> saving, hashing;
     std::int64_t bytes = 0;
-    for (int round = 0; round < 7; ++round) {
-        saving.push_back(seconds_of([&] { save_checkpoint(folder, model, optimizer, {}); }));
-        bytes = 0;
-        hashing.push_back(processor_seconds_of([&] {
+    for (const Tensor& tensor : tensors) bytes += tensor.bytes();
+
+    std::filesystem::create_directories(folder);
+    CheckpointWriter writer(folder);
+    const auto remove_last = [&] { std::filesystem::remove_all(writer.wait()); };  // which takes time, too
+    const double first_save = seconds_of([&] { writer.save(model, optimizer, {}); });
+    remove_last();
+    Tensor copy;
+    const auto copy_all = [&] {
+        auto* to = static_cast<std::byte*>(copy.raw_data());
+        for (const Tensor& tensor : tensors) {
+            std::memcpy(to, tensor.raw_data(), static_cast<std::size_t>(tensor.bytes()));
+            to += tensor.bytes();
+        }
+    };
+    const double first_copy = seconds_of([&] {
+        copy = Tensor::empty({bytes}, {DType::u8});
+        copy_all();
+    });
+    Fastest copying, holding_up, writing, waiting, dd, hashing;
+    constexpr int rounds = 7;
+    for (int round = 1; round <= rounds; ++round) {
+        copying.add(seconds_of(copy_all));
+        holding_up.add(seconds_of([&] { writer.save(model, optimizer, {.step = 2 * round}); }));
+        writing.add(seconds_of([&] { writer.wait(); }));
+        remove_last();
+        dd.add(seconds_of([&] { write_by_dd(folder, bytes); }));
+        std::filesystem::remove(folder + "/dd");
+        waiting.add(seconds_of([&] { writer.save_and_wait(model, optimizer, {.step = 2 * round + 1}); }));
+        remove_last();
+        hashing.add(processor_seconds_of([&] {
             Checksum checksum;
-            for (const Tensor& tensor : tensors) {
-                checksum.add(tensor.raw_data(), tensor.bytes());
-                bytes += tensor.bytes();
-            }
+            for (const Tensor& tensor : tensors) checksum.add(tensor.raw_data(), tensor.bytes());
             if (checksum.text().empty()) std::abort();
         }));
     }
+    const auto rate = [&](double seconds) { return static_cast<double>(bytes) * 1e-6 / seconds; };
+    fmt::print("{:.0f} MB, the fastest of {} rounds\n", static_cast<double>(bytes) * 1e-6, rounds);
+    fmt::print("  memcpy               {:.4f} s  {:6.0f} MB/s\n", copying.seconds(), rate(copying.seconds()));
+    fmt::print("  held up by save()    {:.4f} s  {:6.0f} MB/s  {:.2f} of memcpy\n", holding_up.seconds(),
+               rate(holding_up.seconds()), holding_up.seconds() / copying.seconds());
+    fmt::print("  the first one        {:.4f} s, into fresh memory, which memcpy takes {:.4f} s for\n",
+               first_save, first_copy);
+    fmt::print("  dd conv=fsync        {:.4f} s  {:6.0f} MB/s\n", dd.seconds(), rate(dd.seconds()));
+    fmt::print("  written beside       {:.4f} s  {:6.0f} MB/s  {:.2f} of dd's rate\n", writing.seconds(),
+               rate(writing.seconds()), dd.seconds() / writing.seconds());
+    fmt::print("  written and waited   {:.4f} s  {:6.0f} MB/s  {:.2f} of dd's rate\n", waiting.seconds(),
+               rate(waiting.seconds()), dd.seconds() / waiting.seconds());
     fmt::print(
-        "{:.0f} MB: saving {:.3f} s (median of {}; {:.2f} to {:.2f}), checksums alone {:.4f} s ({:.1f} "
-        "GB/s): {:.2f} %\n",
-        static_cast<double>(bytes) * 1e-6, median(saving), saving.size(),
-        *std::min_element(saving.begin(), saving.end()), *std::max_element(saving.begin(), saving.end()),
-        median(hashing), static_cast<double>(bytes) * 1e-9 / median(hashing),
-        100 * median(hashing) / (median(saving) - median(hashing)));
+        "  checksums            {:.4f} s of the processor, {:.2f} % of what is waited for without them\n",
+        hashing.seconds(), 100 * hashing.seconds() / (waiting.seconds() - hashing.seconds()));
 }
 
 }  // namespace

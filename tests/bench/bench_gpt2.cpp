@@ -1,6 +1,6 @@
-// One training step of GPT-2 (124M): forward, cross-entropy, backward and AdamW, on the CPU in f32 with 4 x 64 tokens
-// unless told otherwise. In a half type the weights are rounded, and the optimizer keeps them in f32 beside its moments.
-// The last line of output is JSON, the same as that of pytorch_gpt2.py; compare_gpt2.py runs both in turn.
+// One training step of GPT-2 (124M): forward, cross-entropy, backward and AdamW, by default on the CPU in f32 with 4 x
+// 64 tokens. With a half type the weights are rounded, and the optimizer keeps an f32 master beside its moments. The
+// last line of output is JSON in the format of pytorch_gpt2.py; compare_gpt2.py runs both alternately.
 
 #include <sys/resource.h>
 

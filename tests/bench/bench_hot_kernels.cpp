@@ -1,9 +1,9 @@
-// The kernels in which a training step spends its time, at the sizes of GPT-2 124M (and one convolution), on any device:
-// milliseconds, and how near they come to what the device can do. What it can do is measured in the same run: the bandwidth
-// by a large copy, the arithmetic by a large product in the same dtype. The floor of a kernel (see docs/kernels.md) is
-// the larger of bytes / bandwidth and operations / arithmetic; the last column is floor / time.
+// The kernels in which a training step spends its time, at the sizes of GPT-2 124M (and one convolution), on any
+// device: milliseconds, and how close they come to the limits of the device, which are measured in the same run: the
+// bandwidth by a large copy, the arithmetic by a large product in the same dtype. The floor of a kernel (see
+// docs/kernels.md) is the larger of bytes / bandwidth and operations / arithmetic; the last column is floor / time.
 //
-//     bench_hot_kernels [--device cuda] [--dtype bf16] [--tokens 16384] [NAME]     only rows whose name holds NAME
+//     bench_hot_kernels [--device cuda] [--dtype bf16] [--tokens 16384] [NAME]     only rows whose name contains NAME
 
 #include <fmt/format.h>
 
@@ -35,8 +35,8 @@ struct Bench {
     Tensor empty(const Shape& shape, DType other) const { return Tensor::empty(shape, {other, device}); }
     double element() const { return static_cast<double>(size_of(dtype)); }
 
-    /// Seconds of one run: the best of some rounds, each as many runs as take 20 ms together, so that waiting for the
-    /// device at the end of a round does not count.
+    /// Seconds of one run: the best of several rounds, each with enough runs to take 20 ms, so that the wait for the
+    /// device at the end of a round is negligible.
     double seconds_of(const std::function<void()>& run) const {
         run();
         synchronize(device);
@@ -54,7 +54,7 @@ struct Bench {
         return best;
     }
 
-    /// `bytes` must move at least, `operations` happen at least (multiplications and additions count as two).
+    /// `bytes` and `operations` (multiplications and additions count separately) are the minimum.
     void measure(const std::string& name, double bytes, double operations,
                  const std::function<void()>& run) const {
         if (name.find(wanted) == std::string::npos) return;

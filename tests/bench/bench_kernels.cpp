@@ -1,9 +1,9 @@
-// How fast the CPU kernels are, one line each: milliseconds, GB/s of memory that must move at least, GFLOP/s
-// where arithmetic is the limit. `bench_kernels gelu` measures the rows whose name holds "gelu"; `--threads
-// N` as it says.
+// The speed of the CPU kernels, one line each: milliseconds, GB/s for the minimum memory traffic, and GFLOP/s where
+// arithmetic is the limit. `bench_kernels gelu` measures the rows whose name contains "gelu"; `--threads N` sets the
+// number of threads.
 //
-// A row is warmed up once, then timed until 0.3 s have passed; the best of its runs counts, since everything
-// that disturbs a run makes it slower.
+// A row is warmed up once, then timed until 0.3 s have passed; the best run counts, since all disturbances make a run
+// slower.
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ std::string wanted;
 
 Backend& cpu() { return backend(Device::cpu()); }
 
-/// Best seconds of one run.
+/// Seconds of the best run.
 double best_seconds(const std::function<void()>& run) {
     using Clock = std::chrono::steady_clock;
     run();
@@ -40,7 +40,7 @@ double best_seconds(const std::function<void()>& run) {
     return best;
 }
 
-/// `bytes` is what has to be read and written at least; `operations` (0: not told) the floating operations.
+/// `bytes` is the minimum that must be read and written; `operations` (0: not reported) the floating-point operations.
 void measure(const std::string& name, std::int64_t bytes, std::int64_t operations,
              const std::function<void()>& run) {
     if (name.find(wanted) == std::string::npos) return;
@@ -52,7 +52,7 @@ void measure(const std::string& name, std::int64_t bytes, std::int64_t operation
     std::fflush(stdout);
 }
 
-// ---- element-wise: large is out of every cache, small is an activation of GPT-2 at 256 tokens ----
+// ---- element-wise: large exceeds every cache, small is an activation of GPT-2 at 256 tokens ----
 
 void elementwise(const std::string& size, const Shape& shape) {
     Tensor a = randn(shape);
@@ -237,7 +237,7 @@ void rotary() {
     measure("rotary (4, 12, 1024, 64)", 2 * x.bytes(), 0, [&] { cpu().rotary(x, table, table, false, y); });
 }
 
-// ---- attention: 12 heads of size 64, q, k and v as views of one projection; operations as for products alone ----
+// ---- attention: 12 heads of size 64, q, k and v as views of one projection; operations of the products only ----
 
 void attention(std::int64_t time, bool causal, double dropout) {
     const std::int64_t batch = 4, heads = 12, size = 64;

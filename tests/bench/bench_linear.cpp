@@ -1,11 +1,11 @@
-// Measures the options of the CUDA device that trade nothing but time, or exactness for time, on the four products of a
-// GPT-2 block: the bias added inside the product against laid down first, the gelu inside the product against a kernel of
-// its own, and TF32 against f32.
+// Measures the options of the CUDA device that affect only speed, or trade exactness for speed, on the four products of
+// a GPT-2 block: the bias added inside the product against an output initialised with it, the gelu inside the product
+// against a separate kernel, and TF32 against f32.
 //
 //     bench_linear [rows] [width]      (default 8192 768: 8 sequences of 1024 tokens, GPT-2 124M)
 //
-// Prints a table with the best of 5 runs of 20 calls each. Runs where there is a CUDA device, also the emulated one
-// (whose times say nothing).
+// Prints a table with the best of 5 runs of 20 calls each. Runs on any CUDA device, including the emulated one (whose
+// times are meaningless).
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what a developer waits for, in a build folder of its own (removed afterwards), on all cores:
+# Measures build times that a developer waits for, in a separate build folder (removed afterwards), on all cores:
 #     a clean build of everything with the tests        (should take less than 180 s on 2 cores)
 #     one op's file touched: compiled and linked again  (less than 20 s)
 #     `#include <potluck.h>` alone                      (less than 2 s)
@@ -12,13 +12,13 @@ op_file=${1:-autograd/ops/norm.cpp}
     exit 2
 }
 
-# A compiler cache would hide what is measured.
+# A compiler cache would falsify the measurement.
 unset CC CXX
 export CCACHE_DISABLE=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/tree"
-# A copy, so that touching a file does not make other build folders work.
+# A copy, so that touching a file does not trigger builds in other build folders.
 tar -C "$root" --exclude=./.git --exclude='./build*' --exclude=./runs -cf - . | tar -C "$folder/tree" -xf -
 build=$folder/tree/build
 

@@ -5,9 +5,9 @@
     sudo apt install python3-torch libopenblas0
     python3 tests/bench/compare_gpt2.py build/tests/bench/bench_gpt2 --threads 2 --rounds 3
 
-The two programs run in turn, round after round, so that a busy machine slows both. The ratio is taken of the fastest
-steps (what either can do when nothing disturbs it) and of the medians. With --check, slower than PyTorch or more than
-2.6 GB is a failure.
+The two programs alternate for several rounds, so that a busy machine slows both. The ratio is computed from the fastest
+steps (undisturbed performance) and from the medians. With --check, being slower than PyTorch or using more than 2.6 GB
+is a failure.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main():
 
     common = ["--threads", str(options.threads), "--steps", str(options.steps), "--warmup", "1"]
     yardstick = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pytorch_gpt2.py")
-    # Without this, a BLAS with threads of its own ignores what PyTorch is told.
+    # Without this, a BLAS with its own threads ignores PyTorch's setting.
     environment = dict(os.environ, OMP_NUM_THREADS=str(options.threads), OPENBLAS_NUM_THREADS=str(options.threads),
                        BLIS_NUM_THREADS=str(options.threads))
     pytorch_environment = dict(environment)

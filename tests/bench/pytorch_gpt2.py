@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The yardstick: one training step of GPT-2 (124M) in plain PyTorch, on the CPU or on a GPU.
+"""The reference for speed: one training step of GPT-2 (124M) in plain PyTorch, on the CPU or on a GPU.
 
     sudo apt install python3-torch libopenblas0    # libopenblas0, or PyTorch runs on the slow reference BLAS
     /usr/bin/python3 tests/bench/pytorch_gpt2.py --threads 2 --steps 5
 
 A step is forward, cross-entropy, backward and AdamW in fp32, on batch 4 x 64 tokens. On a GPU (--device cuda), with
---dtype bf16, it runs under autocast with fused attention and the fused optimizer: PyTorch at its best without compiling. The model computes what the
-Hugging Face GPT-2 computes without dropout: pre-norm blocks, gelu (tanh), learned positions, weights stored (in, out),
-output head tied to the token embedding. The last line of output is JSON; tests/bench/compare_gpt2.py runs this
-program and bench_gpt2 in turn and prints the ratio.
+--dtype bf16, it runs under autocast with fused attention and the fused optimizer: PyTorch's fastest mode without
+compilation. The model equals the Hugging Face GPT-2 without dropout: pre-norm blocks, gelu (tanh), learned positions,
+weights stored (in, out), output head tied to the token embedding. The last line of output is JSON;
+tests/bench/compare_gpt2.py runs this program and bench_gpt2 alternately and prints the ratio.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Gpt2(nn.Module):
 
 
 def blas_in_use():
-    """The file that gives PyTorch its matrix products, from the memory map of this process."""
+    """The library that computes PyTorch's matrix products, from the memory map of this process."""
     with open("/proc/self/maps") as maps:
         paths = re.findall(r"(/\S*/lib(?:openblas|blas|blis|mkl_rt)[^/\s]*\.so\S*)", maps.read())
     return paths[0] if paths else "unknown"

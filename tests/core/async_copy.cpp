@@ -17,7 +17,7 @@ using namespace potluck;
 
 namespace {
 
-/// Work whose end the test decides.
+/// Work that ends when the test says so.
 class Planned final : public PendingWork {
 public:
     bool is_done() const noexcept override { return done; }
@@ -46,7 +46,7 @@ TEST_CASE("copy_async: between CPU devices, and with any device without streams,
         handle.wait_on(StreamKind::communication);
         CHECK(there.to_vector() == x.to_vector());
         handle.wait();
-        handle.wait();  // once more: nothing to wait for
+        handle.wait();  // again: there is nothing to wait for
         const Tensor back = Tensor::empty({2, 2});
         copy_async(there, back).wait();
         CHECK(back.to_vector() == x.to_vector());
@@ -122,13 +122,13 @@ TEST_CASE("storage: memory that a copy still uses is given to nobody else") {
         const auto work = std::make_shared<Planned>();
         Tensor x = Tensor::empty({1000}, options);
         const void* const place = x.raw_data();
-        x.storage()->keep_until(std::make_shared<Planned>());  // two at once
+        x.storage()->keep_until(std::make_shared<Planned>());  // two pieces of work at once
         x.storage()->keep_until(work);
         const auto other = std::make_shared<Planned>();
         x.storage()->keep_until(other);
         other->done = true;
         x = Tensor();
-        CHECK(memory_statistics(device).current == 0);  // tensors hold nothing; the block rests
+        CHECK(memory_statistics(device).current == 0);  // tensors hold nothing; the block waits to be reused
         const std::int64_t cached = memory_statistics(device).cached;
         std::vector<Tensor> held;
         for (int i = 0; i < 4; ++i) {
@@ -137,7 +137,7 @@ TEST_CASE("storage: memory that a copy still uses is given to nobody else") {
         }
         CHECK(memory_statistics(device).cached == cached);
         held.clear();
-        release_cached_memory(device);  // waits for what was planned
+        release_cached_memory(device);  // waits for the planned work
         CHECK(work->done);
         CHECK(memory_statistics(device).cached == 0);
     }

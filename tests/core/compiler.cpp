@@ -1,4 +1,4 @@
-// What we ask of the compiler beyond the language: see the flags in meson.build.
+// Compiler behaviour beyond the language standard that we rely on: see the flags in meson.build.
 
 #include <doctest/doctest.h>
 

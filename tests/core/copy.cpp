@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -8,6 +10,7 @@
 #include "core/backend.h"
 #include "core/copies.h"
 #include "core/cpu/blocks.h"
+#include "core/cpu/copy_past_caches.h"
 #include "core/factories.h"
 
 using namespace potluck;
@@ -30,7 +33,7 @@ void copy(const Tensor& from, const Tensor& to) {
     backend(from.device()).copy(from, target);
 }
 
-/// Element `index` (row-major) as bytes, found by plain arithmetic.
+/// The bytes of element `index` (row-major), addressed by plain arithmetic.
 const std::byte* element(const Tensor& x, std::int64_t index) {
     std::int64_t offset = 0;
     for (std::size_t axis = x.shape().size(); axis-- > 0;) {
@@ -40,7 +43,7 @@ const std::byte* element(const Tensor& x, std::int64_t index) {
     return static_cast<const std::byte*>(x.raw_data()) + offset * size_of(x.dtype());
 }
 
-/// What copying one element must give, by the rules of core/cpu/convert.h, through long double.
+/// The expected result of copying one element, by the rules of core/cpu/convert.h, computed in long double.
 template <class To>
 To expected(long double value, std::int64_t integer, bool from_integer) {
     if constexpr (std::same_as<To, bool>) {
@@ -66,7 +69,7 @@ std::vector<double> interesting_numbers() {
             HUGE_VAL, -HUGE_VAL, NAN,   127,  128,  2147483647, -2147483648.0, 7};
 }
 
-/// A view with random strides (some negative, some 0 when `repeats`) over fresh memory of random bits.
+/// A view with random strides (some negative, some 0 when `repeats`) of new memory with random bits.
 Tensor random_view(std::mt19937& random, const Shape& shape, DType dtype, bool repeats) {
     const auto pick = [&](std::int64_t n) {
         return static_cast<std::int64_t>(random() % static_cast<unsigned>(n));
@@ -162,7 +165,7 @@ TEST_CASE("copy: any strides on both sides, in every size of element") {
             for (std::int64_t k = 0; k < size_of(dtype); ++k)
                 written[static_cast<std::size_t>(place - target.storage()->data() + k)] = true;
         }
-        for (std::size_t i = 0; i < before.size(); ++i)  // nothing beside the view is touched
+        for (std::size_t i = 0; i < before.size(); ++i)  // nothing outside the view is changed
             if (!written[i] && target.storage()->data()[i] != before[i]) ++wrong;
         CAPTURE(to_string(shape));
         CAPTURE(to_string(source.strides()));
@@ -333,5 +336,24 @@ TEST_CASE("BlockMap: operands and result of any strides and dtypes, for any numb
             if (places[i] != static_cast<std::int64_t>(i)) ++wrong;
         }
         CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("copy: long runs, which pass the caches by, come whole wherever they begin") {
+    constexpr std::int64_t spare = 200;
+    const std::int64_t longest = cpu::streamed_from + spare;
+    const Tensor from = Tensor::empty({longest}, {DType::u8}), to = Tensor::empty({longest}, {DType::u8});
+    std::mt19937 random(5);
+    std::generate_n(from.data<std::uint8_t>(), longest, [&] { return static_cast<std::uint8_t>(random()); });
+    for (const auto& [source, target, count] :
+         std::vector<std::array<std::int64_t, 3>>{{0, 0, cpu::streamed_from},
+                                                  {3, 5, cpu::streamed_from + 1},
+                                                  {64, 63, cpu::streamed_from + 127}}) {
+        std::memset(to.raw_data(), 0, static_cast<std::size_t>(longest));
+        copy(from.alias({count}, {1}, source), to.alias({count}, {1}, target));
+        CHECK(std::memcmp(to.data<std::uint8_t>() + target, from.data<std::uint8_t>() + source,
+                          static_cast<std::size_t>(count)) == 0);
+        for (std::int64_t i = 0; i < target; ++i) REQUIRE(to.data<std::uint8_t>()[i] == 0);
+        for (std::int64_t i = target + count; i < longest; ++i) REQUIRE(to.data<std::uint8_t>()[i] == 0);
     }
 }

@@ -1,4 +1,4 @@
-// CPU devices beside the first: the same kernels with threads, memory and random numbers of their own.
+// CPU devices beside the first: the same kernels with their own threads, memory and random numbers.
 
 #include <doctest/doctest.h>
 #include <omp.h>
@@ -23,19 +23,19 @@ using namespace potluck;
 
 namespace {
 
-/// One for all cases here: devices live until the process ends.
+/// Shared by all cases here: devices exist until the process ends.
 Device second_cpu() {
     static const Device device = add_cpu_device({.threads = 3});
     return device;
 }
 
-/// Takes the cap away at the end.
+/// Removes the cap at the end.
 struct CapGuard {
     Device device;
     ~CapGuard() { set_memory_cap(0, device); }
 };
 
-/// The largest team that a piece of work saw, and how many threads took part.
+/// The largest team size that was reported, and the number of threads that took part.
 int team_of(int threads) {
     const cpu::Team team(threads);
     std::atomic<int> seen{0};
@@ -152,7 +152,7 @@ TEST_CASE("cpu devices: each books its own memory, under its own cap") {
 }
 
 TEST_CASE("cpu devices: kernels keep their temporaries out of the books of others") {
-    // Reductions of columns, convolutions of turned inputs, pooling with turned indices: all copy first.
+    // Reductions of columns, convolutions of transposed inputs, pooling with transposed indices: all copy first.
     const Device device = second_cpu();
     const TensorOptions options{DType::f16, device};
     const Tensor x = ones({1, 4, 8, 8}, options);
@@ -167,7 +167,7 @@ TEST_CASE("cpu devices: kernels keep their temporaries out of the books of other
     Tensor places = empty({1, 4, 4, 4}, {DType::i64, device});
     PoolSpec pool;
     pool.kernel = pool.stride = {2, 2};
-    set_memory_cap(memory_statistics().current + 1);  // the first CPU may not allocate
+    set_memory_cap(memory_statistics().current + 1);  // the first CPU cannot allocate
     const CapGuard guard{Device::cpu()};
     CHECK_NOTHROW(backend(device).convolution(turned, weight, none, {}, y));
     CHECK_NOTHROW(backend(device).convolution_backward(turned, weight, y, {}, dx, dweight, none));

@@ -17,7 +17,7 @@ namespace {
 const std::vector<DType> all_dtypes{DType::f64, DType::f32, DType::f16, DType::bf16,
                                     DType::i64, DType::i32, DType::u8,  DType::boolean};
 
-/// The value of a binary16 pattern from its definition, by doubles.
+/// The value of a binary16 bit pattern from its definition, in double arithmetic.
 double value_of_f16(unsigned bits) {
     const double sign = (bits & 0x8000U) != 0 ? -1.0 : 1.0;
     const int exponent = static_cast<int>(bits >> 10 & 0x1fU);
@@ -43,7 +43,7 @@ T convert_one(auto value) {
     return result;
 }
 
-/// Every number half-way between two neighbours, and the double just below and above it, must go to the right one.
+/// Every number half-way between two neighbours, and the doubles just below and above it, must round correctly.
 template <class Half>
 void check_rounding(double (*value_of)(unsigned), unsigned infinity) {
     int wrong = 0;
@@ -105,7 +105,8 @@ TEST_CASE("promote: the documented rule") {
         for (const DType b : all_dtypes) {
             CHECK(promote(a, b) == promote(b, a));
             for (const DType c : all_dtypes) {
-                // The one place where the order matters is documented: f16 with bf16 is f32 before the third is seen.
+                // The only case where the order matters is documented: f16 with bf16 gives f32 before the third is
+                // considered.
                 CHECK(size_of(promote(promote(a, b), c)) == size_of(promote(a, promote(b, c))));
             }
         }
@@ -175,7 +176,7 @@ TEST_CASE("bf16: rounds to nearest, ties to even, from f64 in one step") {
 }
 
 TEST_CASE("convert: integers round once to the half types") {
-    // 2^62 + 2^54 is half-way between two bf16 numbers; one more must go up.
+    // 2^62 + 2^54 is half-way between two bf16 numbers; one more must round up.
     const std::int64_t middle = (std::int64_t{1} << 62) + (std::int64_t{1} << 54);
     const auto even = convert_one<bfloat16>(middle).bits;
     CHECK(convert_one<bfloat16>(middle + 1).bits == even + 1);

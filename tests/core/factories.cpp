@@ -162,7 +162,7 @@ TEST_CASE("randperm: every number once, in an order that the seed decides") {
     CHECK_THROWS_AS(randperm(-1), Error);
     CHECK_THROWS_AS(linspace(0, INFINITY, 3), Error);
     CHECK_THROWS_AS(linspace(NAN, 1, 3), Error);
-    // Each of the 6 orders of 3 things comes up equally often: 1000 +- 5 deviations of 29.
+    // Each of the 6 permutations of 3 items is equally frequent: 1000 +- 5 standard deviations of 29.
     std::array<int, 9> seen{};
     for (int i = 0; i < 6000; ++i) {
         const auto three = randperm(3, &first).to_vector<std::int64_t>();
@@ -188,7 +188,7 @@ TEST_CASE("tensor: braces mean what they look like, one column and one element t
     CHECK(tensor({{1}, {2}}, {DType::i64}).dtype() == DType::i64);
     CHECK(tensor({{true}, {false}}, {DType::boolean}).to_vector() == Values{1, 0});
     CHECK_THROWS_WITH_AS(tensor({{1, 2}, {3}}), doctest::Contains("row 1 has 1 values"), Error);
-    // Variables, and integers that no double holds.
+    // Variables, and integers that no double can represent.
     const std::int64_t large = (std::int64_t{1} << 53) + 1;
     const float half = 0.5F;
     CHECK(tensor({large, large}, {DType::i64})[1].item<std::int64_t>() == large);

@@ -23,7 +23,7 @@ std::byte* moved(const void* data, std::uintptr_t by) {
     return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(data) + by);
 }
 
-/// The same elements as a tensor of the CPU.
+/// The same elements as a CPU tensor.
 Tensor here(const Tensor& x) {
     if (x.device() == Device::cpu()) return x;
     std::byte* data = x.storage()->data() == nullptr ? nullptr : moved(x.storage()->data(), 0 - shift);
@@ -31,7 +31,7 @@ Tensor here(const Tensor& x) {
     return Tensor::view_of(std::move(storage), x.dtype(), x.shape(), x.strides(), x.offset());
 }
 
-/// A CPU whose memory has other addresses: only what is overridden may be called with it.
+/// A CPU whose memory has shifted addresses: only overridden functions can be called on it.
 class FakeBackend final : public CpuBackend {
 public:
     void* allocate(std::int64_t bytes) override {
@@ -78,7 +78,7 @@ public:
 Device fake_device() {
     static const Device device = [] {
         register_device(Device::cuda(40), std::make_unique<FakeBackend>());
-        // Kept blocks have no address that a leak checker knows.
+        // A leak checker cannot see the shifted addresses of cached blocks.
         std::atexit([] { release_cached_memory(Device::cuda(40)); });
         return Device::cuda(40);
     }();

@@ -19,7 +19,7 @@ std::int64_t sum_of(const std::map<std::string, std::int64_t>& by_op) {
                            [](std::int64_t sum, const auto& entry) { return sum + entry.second; });
 }
 
-/// A cap for one test.
+/// A memory cap for one test.
 struct Cap {
     explicit Cap(std::int64_t bytes) { set_memory_cap(bytes); }
     ~Cap() { set_memory_cap(0); }
@@ -179,7 +179,7 @@ TEST_CASE("memory: kept blocks are given back before a request fails") {
     }
     CHECK(memory_statistics(device).cached == 8 * mega);
     {
-        const Tensor c = bytes_of(9 * mega, device);  // fits only without the kept ones
+        const Tensor c = bytes_of(9 * mega, device);  // fits only without the cached blocks
         CHECK(memory_statistics(device).cached == 0);
         CHECK_THROWS_WITH_AS(bytes_of(2 * mega, device), doctest::Contains("out of memory on cuda:40"),
                              OutOfMemory);

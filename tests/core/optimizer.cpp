@@ -29,7 +29,7 @@ double squares_of(std::span<const Tensor> tensors) {
 double sum_of_squares(const Tensor& x) { return squares_of(std::span(&x, 1)); }
 double largest_magnitude(const Tensor& x) { return potluck::largest_magnitude(std::span(&x, 1)); }
 
-/// A copy on the device under test, as far from the start of its memory as x is.
+/// A copy on the device under test, with the same offset from the start of its memory as x.
 Tensor copy_of(const Tensor& x) {
     const Tensor whole = empty({x.offset() + x.count()}, {x.dtype(), test_device()});
     const Tensor part = whole.narrow(0, x.offset(), x.count());
@@ -193,8 +193,8 @@ const SgdSpec sgd_step{.learning_rate = 0.1,
                        .nesterov = false,
                        .step = 2};
 
-/// Parameters with their gradients on the CPU: more than one launch of a GPU takes, of all dtypes, with sizes around the
-/// packs, blocks and chunks of its kernels, and every seventh of them one element away from the start of its memory.
+/// Parameters with their gradients on the CPU: more than one GPU launch can take, of all dtypes, with sizes around the
+/// packs, blocks and chunks of its kernels, and every seventh with an offset of one element in its memory.
 struct Many {
     std::vector<Tensor> parameters, gradients;
 
@@ -397,7 +397,7 @@ TEST_CASE("stochastic rounding: every device gives the same bits, and the mean o
         CHECK(half.parameter.to_vector() == std::vector<double>(5, 1.0 - 0x1p-9 * 0.75));
     });
     for (const auto& result : results) CHECK(result == results.front());
-    // A stretch does not depend on where an update begins: the same elements from the middle on, one by one.
+    // The random numbers do not depend on where an update begins: the same elements from the middle on, one by one.
     UpdateTensors one{ones({1}, {DType::bf16}), full({1}, 0.75, {DType::bf16}), {}, {}, {}, {77, 5 + 10000}};
     here().sgd(step, std::span(&one, 1), {});
     CHECK(one.parameter.to_vector()[0] == results.front()[40000]);

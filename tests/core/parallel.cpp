@@ -13,7 +13,7 @@ using namespace potluck;
 
 namespace {
 
-/// Puts the number of threads back at the end.
+/// Restores the number of threads at the end.
 struct ThreadsGuard {
     int before = threads();
     ~ThreadsGuard() { set_threads(before); }
@@ -47,7 +47,7 @@ TEST_CASE("when several pieces fail, the error is that of the first, with any nu
             const cpu::Team team(threads());
             try {
                 cpu::parallel_for(640, 10, [](std::int64_t first, std::int64_t) {
-                    if (first < 30) {  // the first to fail is the last to be done
+                    if (first < 30) {  // the first to fail is the last to finish
                         volatile int work = 0;
                         for (int i = 0; i < 2000; ++i) work = work + i;
                     }

@@ -9,7 +9,7 @@ using namespace potluck;
 
 namespace {
 
-// The expected texts are what NumPy 2.4 prints for the same numbers, with our suffix behind.
+// The expected texts are what NumPy 2.4 prints for the same numbers, followed by our suffix.
 std::string text_of(const std::vector<double>& values, const Shape& shape, DType dtype = DType::f32) {
     return to_string(tensor(values, shape, {dtype}));
 }

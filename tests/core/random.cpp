@@ -182,14 +182,14 @@ TEST_CASE("random kernels: the same bits for any number of threads, split and st
                 CHECK(same_bits(whole, again));
             }
             set_threads(0);
-            // Element i depends on key and i alone: pieces that begin at a block give the same elements.
+            // Element i depends only on the key and i: pieces that begin at a block give the same elements.
             for (const std::int64_t first : {4, 1024, 4096 + 36, 99'996}) {
                 const std::int64_t length = std::min<std::int64_t>(count - first, 777);
                 Tensor part = empty({length}, {dtype});
                 fill({key.seed, key.offset + static_cast<std::uint64_t>(first / 4)}, part);
                 CHECK(same_bits(part, whole.alias({length}, {1}, first)));
             }
-            // A target with strides gets them in row-major order.
+            // A target with strides is filled in row-major order.
             Tensor turned = empty({77, 13}, {dtype}).alias({13, 77}, {1, 13}, 0);
             fill(key, turned);
             CHECK(turned.to_vector() == whole.alias({1001}, {1}, 0).to_vector());
@@ -209,7 +209,7 @@ TEST_CASE("uniform: inside its range, evenly") {
         CHECK(std::fabs(moments.mean - (0.5 - step / 2)) < 5 * 0.2887 / std::sqrt(4e5));
         CHECK(std::fabs(moments.deviation - 0.28868) < 1e-3);
     }
-    // A range whose upper end would be reached by rounding.
+    // A range whose upper end rounding would reach.
     Tensor narrow = empty({100'000}, {DType::bf16});
     backend(narrow.device()).uniform({1, 0}, 1.0, 1.0078125, narrow);
     const auto values = narrow.to_vector();
@@ -232,7 +232,7 @@ TEST_CASE("normal: moments, tails and independence") {
         CHECK(std::fabs(moments.deviation - 1) < 0.004);
         CHECK(std::fabs(moments.skew) < 0.013);
         CHECK(std::fabs(moments.kurtosis - 3) < 0.03);
-        // Beyond 1, 2 and 4 deviations, on each side: 5 deviations of the count allowed.
+        // Beyond 1, 2 and 4 standard deviations, on each side: the count may deviate by 5 of its own.
         for (const auto& [limit, share] : {std::pair(1.0, 0.158655), {2.0, 0.0227501}, {4.0, 3.16712e-5}}) {
             const double wanted = share * count;
             const double slack = 5 * std::sqrt(wanted);
@@ -247,7 +247,7 @@ TEST_CASE("normal: moments, tails and independence") {
         for (std::size_t i = 0; i + 1 < values.size(); ++i) neighbours += values[i] * values[i + 1];
         CHECK(std::fabs(neighbours / count) < 0.005);
     }
-    // f32 is f64 with fewer digits: the same words decide both.
+    // f32 is f64 with fewer digits: the same random words decide both.
     Tensor wide = empty({10'000}, {DType::f64});
     Tensor narrow = empty({10'000}, {DType::f32});
     backend(wide.device()).normal({5, 5}, 0.0, 1.0, wide);

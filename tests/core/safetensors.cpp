@@ -40,7 +40,7 @@ TensorFile load(const TemporaryFolder& folder, const std::string& content) {
     return load_safetensors(folder / "file");
 }
 
-/// What the loader says about a bad file; no memory may be taken for it.
+/// The loader's message about a bad file, for which it must not allocate memory.
 std::string refusal(const std::string& content) {
     const TemporaryFolder folder;
     const auto before = memory_statistics();
@@ -74,7 +74,7 @@ void check_equal(const TensorFile& a, const TensorFile& b) {
     }
 }
 
-/// Accepted files must also come back the same after being written by us.
+/// Accepted files must also be unchanged after we have written them.
 TensorFile accepted(const std::string& content) {
     const TemporaryFolder folder;
     TensorFile first = load(folder, content);
@@ -121,7 +121,7 @@ TEST_CASE("safetensors: what we write follows the format") {
     CHECK((8 + length) % 64 == 0);
     const auto header = nlohmann::json::parse(content.substr(8, length));
     CHECK(header.at("__metadata__").at("k") == "v");
-    // Wide elements first, then by name: every tensor lies aligned for its dtype, without holes.
+    // Sorted by element size (largest first), then by name: every tensor is aligned for its dtype, without gaps.
     CHECK(header.at("c.f64").at("data_offsets") == std::vector<int>{0, 8});
     CHECK(header.at("b.f32").at("data_offsets") == std::vector<int>{8, 16});
     CHECK(header.at("d.f32").at("data_offsets") == std::vector<int>{16, 20});
@@ -161,7 +161,7 @@ TEST_CASE("safetensors: loaded tensors lie in the file's pages; changes stay in 
     x.data<float>()[7] = 5;
     CHECK(x.to_vector()[7] == 5);
     CHECK(load_safetensors(folder / "x").tensors.at("x").to_vector()[7] == 2);
-    save_safetensors(folder / "x", {{{"x", x}}, {}});  // over the file that x itself lies in
+    save_safetensors(folder / "x", {{{"x", x}}, {}});  // overwrites the file in which x itself is mapped
     CHECK(load_safetensors(folder / "x").tensors.at("x").to_vector()[7] == 5);
     CHECK(x.to_vector()[8] == 2);
     std::filesystem::remove(folder / "x");
@@ -217,7 +217,7 @@ TEST_CASE("safetensors: a hundred thousand tensors on one range cost neither mem
             if (line.starts_with(field)) return std::atoll(line.c_str() + std::strlen(field)) * 1024;
         return 0LL;
     };
-    std::ofstream("/proc/self/clear_refs") << "5";  // begin the count of the peak anew
+    std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak counter
     [[maybe_unused]] const auto before = status("VmRSS:");
     const auto start = std::chrono::steady_clock::now();
     CHECK_THROWS_WITH_AS(load_safetensors(folder / "file"), doctest::Contains("overlaps"), Error);
@@ -332,7 +332,7 @@ TEST_CASE("safetensors: what the format allows is accepted and comes back") {
 }
 
 TEST_CASE("safetensors: data at odd places is read right") {
-    // 3 bytes of U8 in front, and a header of odd length.
+    // 3 bytes of U8 first, and a header of odd length.
     for (const char* blanks : {"", " ", "  ", "   ", "    ", "     ", "      ", "       "}) {
         const std::string header =
             std::string(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"

@@ -1,4 +1,4 @@
-// What is left of a file when saving it is ended by force, or by a full disk.
+// The state of a file when saving it is interrupted by a kill or a full disk.
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>
@@ -24,7 +24,7 @@ using test::TemporaryFolder;
 
 namespace {
 
-/// Numbers that parent and child both see.
+/// Numbers that parent and child share.
 struct Shared {
     std::atomic<std::int64_t> completed{0};
 };
@@ -35,7 +35,7 @@ Shared& shared_page() {
     return *new (page) Shared;
 }
 
-/// A child saves ever new states to one path; it is killed at random moments; what can be loaded must be whole.
+/// A child repeatedly saves new states to one path and is killed at random moments; the file must always be complete.
 void kill_while_saving(int kills, std::int64_t count) {
     const TemporaryFolder folder;
     const std::string path = folder / "state.safetensors";
@@ -52,7 +52,7 @@ void kill_while_saving(int kills, std::int64_t count) {
     save_safetensors(path, state);
     const std::chrono::duration<double, std::micro> one_save = std::chrono::steady_clock::now() - start;
     auto longest_wait = static_cast<unsigned>(3 * one_save.count() + 10'000);
-    // A machine that has become slow since gets more time, until some child has saved something.
+    // On a slow machine there are more attempts, until some child has saved something.
     for (int kill_count = 0; kill_count < kills || (step == 0 && kill_count < kills + 10); ++kill_count) {
         if (kill_count >= kills) longest_wait *= 2;
         const pid_t child = fork();
@@ -84,7 +84,7 @@ struct Unmount {
     ~Unmount() { umount(path.c_str()); }
 };
 
-/// Saving fails in the middle: an Error that says why, the old file, and nothing else in the folder.
+/// Saving fails in the middle: an Error with the reason, the old file, and nothing else in the folder.
 void check_full_disk(const std::string& folder, const TensorFile& small, const TensorFile& large) {
     const std::string path = folder + "/state.safetensors";
     save_safetensors(path, small);
@@ -92,7 +92,7 @@ void check_full_disk(const std::string& folder, const TensorFile& small, const T
     CHECK(load_safetensors(path).tensors.at("x").to_vector() == small.tensors.at("x").to_vector());
     CHECK(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()) ==
           1);
-    save_safetensors(path, small);  // there is room for what did fit
+    save_safetensors(path, small);  // there is space for what did fit
 }
 
 }  // namespace
@@ -127,6 +127,7 @@ TEST_CASE("save_safetensors: a full disk leaves the old file") {
     }
     const Unmount at_end{folder.path()};
     const TensorFile small{{{"x", ones({1 << 18})}}, {}};
-    const TensorFile large{{{"x", zeros({5 << 18})}}, {}};  // 5 MiB: not beside the old 1 MiB and the header
+    const TensorFile large{{{"x", zeros({5 << 18})}},
+                           {}};  // 5 MiB: too much beside the old 1 MiB and the header
     check_full_disk(folder.path(), small, large);
 }

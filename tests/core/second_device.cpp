@@ -1,4 +1,4 @@
-// Nothing above the backends may touch the memory of a device: the one used here crashes whoever does.
+// Code above the backends must not access a device's memory: the device used here crashes any that does.
 
 #include <doctest/doctest.h>
 

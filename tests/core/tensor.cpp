@@ -129,14 +129,14 @@ TEST_CASE("view_of: inside the storage, or refused") {
                          Error);
     CHECK_THROWS_AS(view({3}, {-2}, 3), Error);
     CHECK_THROWS_AS(view({1}, {1}, -1), Error);
-    CHECK(view({0}, {1}, 13).offset() == 0);  // a part of nothing may begin anywhere
+    CHECK(view({0}, {1}, 13).offset() == 0);  // a part of an empty tensor may begin anywhere
     CHECK_THROWS_AS(view({0}, {1}, -1), Error);
     CHECK_THROWS_AS(view({2}, {giga}, 0), Error);
     CHECK_THROWS_AS(view({giga}, {giga}, 0), Error);  // the reach itself overflows
     CHECK_THROWS_AS(view({2, 2}, {1}, 0), Error);
     CHECK_THROWS_AS(view({-1}, {1}, 0), Error);
     CHECK_THROWS_AS(Tensor::view_of(nullptr, DType::f32, {1}, {1}, 0), Error);
-    // The same bytes as wider elements: half as many fit.
+    // The same bytes as wider elements: only half as many fit.
     CHECK(Tensor::view_of(base.storage(), DType::f64, {6}, {1}, 0).count() == 6);
     CHECK_THROWS_AS(Tensor::view_of(base.storage(), DType::f64, {7}, {1}, 0), Error);
 }
@@ -182,7 +182,7 @@ TEST_CASE("a tensor of 2^40 elements with strides of 0 takes no memory") {
     CHECK(huge.alias({2}, {0}, 0).to_vector() == std::vector<double>{3, 3});
     CHECK(to_string(huge) == "[3. 3. 3. ... 3. 3. 3.]");
     CHECK(memory_statistics().current <= before + 4);
-    CHECK_THROWS_AS(zeros({giga, 8}), OutOfMemory);  // 32 TiB cannot be had
+    CHECK_THROWS_AS(zeros({giga, 8}), OutOfMemory);  // 32 TiB are not available
     CHECK_THROWS_AS(huge.to_vector<float>(), OutOfMemory);
 }
 
@@ -195,7 +195,7 @@ TEST_CASE("rank 9 works like any other") {
     Strides strides(x.strides().rbegin(), x.strides().rend());
     const Tensor y = x.alias(turned, strides, 0);
     const auto values = y.to_vector();
-    CHECK(values[1] == 24);  // the last axis of y is the first of x
+    CHECK(values[1] == 24);  // the last axis of y is the first axis of x
     CHECK(values[2] == 8);
     CHECK(values[47] == 47);
 }

@@ -1,4 +1,4 @@
-// What the device decides about an update.
+// How the device decides an update.
 
 #include "core/update_control.h"
 
@@ -33,7 +33,7 @@ UpdateNumbers decided(UpdateControl& control, const UpdateControl::Inputs& input
 TEST_CASE("update: norm, scale and count of steps are those of the mean loss") {
     on_each_device([] {
         UpdateControl control(test_device(), 7);
-        // The gradient of the sum over 10 targets, of a loss that was multiplied by 64.
+        // The gradient of the sum over 10 targets, with loss scale 64.
         const std::vector<Tensor> gradients{full({2}, 3.0 * 640, {DType::f16}), full({1, 1}, 4.0 * 640),
                                             zeros({0}), full({1}, 2.0 * 640, {DType::f64})};
         UpdateNumbers numbers =

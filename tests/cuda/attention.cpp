@@ -1,5 +1,5 @@
-// Attention on the CUDA device, beyond the rows of the op table: every size that a kernel is compiled for, its borders,
-// and what lies beyond; against the CPU, which the op table holds against a reference in f64.
+// Attention on the CUDA device, beyond the rows of the op table: every size for which a kernel is compiled, the sizes
+// at its borders, and those beyond. Compared with the CPU, which the op table compares with a reference in f64.
 
 #include <doctest/doctest.h>
 
@@ -58,8 +58,8 @@ std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Attention& opti
     return results;
 }
 
-/// Largest distance, measured against the largest value of what is right. Where that is 0 but for rounding (a single key
-/// has weight 1, whatever q and k are), the distance itself: the inputs are of size 1.
+/// Largest difference, relative to the largest correct value. Where the correct value is 0 up to rounding (a single key
+/// has weight 1, whatever q and k are), the absolute difference: the inputs have magnitude 1.
 double relative_error(const Tensor& got, const Tensor& right) {
     const std::vector<double> a = got.to_vector();
     const std::vector<double> b = right.to_vector();
@@ -73,7 +73,7 @@ double relative_error(const Tensor& got, const Tensor& right) {
     return largest < 1e-3 ? distance : distance / largest;
 }
 
-/// Weights and gradients of scores are rounded to the dtype between the products of the tensor cores.
+/// The tensor cores round weights and score gradients to the dtype between their products.
 double limit_of(DType dtype) {
     switch (dtype) {
         case DType::f64:
@@ -189,7 +189,7 @@ TEST_CASE("cuda: attention, the same input gives the same bits") {
 
 TEST_CASE("cuda: attention, chunks through a cache equal one pass") {
     if (!has_cuda_device()) return;
-    // T = 8, 2 heads, head size 16: queries i .. i + n see the keys up to their own place.
+    // T = 8, 2 heads, head size 16: queries i .. i + n see the keys up to their own position.
     const std::vector<Tensor> x = random_qkv({1, 2, 2, 8, 8, 16, 16}, DType::f32);
     std::vector<Tensor> there;
     for (const Tensor& input : x) there.push_back(input.to(Device::cuda()));
@@ -230,7 +230,7 @@ TEST_CASE(
             check_against_cpu(sizes, {.causal = true}, dtype);
         for (const Sizes& sizes : {Sizes{1, 2, 2, 7, 40, 16, 16}, {1, 4, 2, 40, 7, 16, 24}})
             check_against_cpu(sizes, {.scale = 0.3}, dtype);
-        // These go through our own kernels.
+        // These use our own kernels.
         check_against_cpu({1, 2, 2, 7, 40, 16, 16}, {.causal = true}, dtype);
         check_against_cpu({1, 2, 2, 9, 9, 20, 20}, {.causal = true}, dtype);
         check_against_cpu({1, 2, 2, 9, 9, 16, 16}, {.causal = true, .dropout = 0.5}, dtype);
@@ -289,7 +289,7 @@ TEST_CASE("cuda: attention, the double of cuDNN's graphs refuses what cannot run
     CHECK(cudnnBackendDestroyDescriptor(tensor) == CUDNN_STATUS_SUCCESS);
     told(cudnnBackendDestroyDescriptor(tensor), "destroyed");
 
-    // Sizes that do not fit, and a result that is used before it is there.
+    // Unsupported sizes, and a result that is used before it is ready.
     cudnnHandle_t library = nullptr;
     REQUIRE(cudnnCreate(&library) == CUDNN_STATUS_SUCCESS);
     const auto plan_of = [&](bool fits) {
@@ -324,7 +324,7 @@ TEST_CASE("cuda: attention, long sequences need no matrix of scores" * doctest::
     const std::int64_t before = memory_statistics(Device::cuda()).current;
     const Tensor y = scaled_dot_product_attention(there[0], there[1], there[2], {.causal = true});
     backward(y, {.gradient = ones(y.shape(), {DType::bf16, Device::cuda()})});
-    // The scores alone would be 9 MB.
+    // The scores alone would take 9 MB.
     CHECK(memory_statistics(Device::cuda()).peak - before < 1 << 20);
     CHECK(all(is_finite(there[0].grad())).item<bool>());
 }

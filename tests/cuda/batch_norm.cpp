@@ -1,4 +1,4 @@
-// Batch norm on the CUDA device against the CPU's: how a channel is spread over threads changes with the shape.
+// Batch norm on the CUDA device against the CPU: the distribution of a channel over threads depends on the shape.
 
 #include <doctest/doctest.h>
 

@@ -69,7 +69,7 @@ TEST_CASE("cuda: capture, the anomaly check says that it cannot look at recorded
     INFO(text);
     CHECK(contains(text, "anomaly check"));
     CHECK(contains(text, "recorded"));
-    const auto graph = capture(Device::cuda(), [&] { (void)(leaf * x); });  // the device goes on
+    const auto graph = capture(Device::cuda(), [&] { (void)(leaf * x); });  // the device stays usable
     graph->replay();
 }
 

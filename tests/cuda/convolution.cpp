@@ -1,4 +1,4 @@
-// Convolutions on the CUDA device against those of the CPU, by cuDNN and by the matrix products that stand in for it.
+// Convolutions on the CUDA device against the CPU, by cuDNN and by the matrix products that replace it.
 
 #include <doctest/doctest.h>
 
@@ -30,7 +30,7 @@ Results convolve(Device device, const Tensor& x, const Tensor& weight, const Ten
     return r;
 }
 
-/// Plans are kept by shape: other numbers of images make others.
+/// Plans are cached by shape: another number of images creates other plans.
 void check_convolutions(std::int64_t more_images) {
     struct Case {
         Shape x, weight;
@@ -86,7 +86,7 @@ TEST_CASE("cuda convolution: agrees with the CPU, forward and backward, in every
 
 #if POTLUCK_CUDA_EMULATED
 TEST_CASE("cuda convolution: what cuDNN refuses becomes matrix products") {
-    check_convolutions(2);  // leaves plans that are refused when they run
+    check_convolutions(2);  // creates plans that are refused when they run
     emulator::refuse_convolutions(true);
     check_convolutions(2);
     check_convolutions(1);

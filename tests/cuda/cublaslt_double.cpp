@@ -18,7 +18,7 @@
 namespace potluck::test {
 namespace {
 
-/// A product of the library, right as it stands: D (m, n) = A (m, k) B (k, n), by columns. Tests spoil one thing.
+/// A valid product of the library: D (m, n) = A (m, k) B (k, n), column-major. Each test breaks one thing.
 struct Product {
     std::int64_t m = 8, n = 4, k = 16;
     std::int64_t a_leading = 8, b_leading = 16, d_leading = 8;
@@ -94,7 +94,7 @@ struct Product {
     }
 };
 
-/// The descriptors are refused, when the heuristic is asked, because of what `spoil` does.
+/// Checks that the heuristic refuses the descriptors because of the change by `spoil`.
 void expect_refusal(cublasStatus_t status, const std::string& reason,
                     const std::function<void(Product&)>& spoil) {
     Product product;
@@ -133,7 +133,7 @@ TEST_CASE("cuBLASLt double: refuses bad descriptors") {
     expect_refusal(invalid, "leading dimension of A is 7", [](Product& p) { p.a_leading = 7; });
     expect_refusal(invalid, "leading dimension of B", [](Product& p) { p.b_leading = -16; });
     expect_refusal(unsupported, "order", [](Product& p) { p.a_order = CUBLASLT_ORDER_COL32; });
-    // Read by rows, the same leading dimension is too small.
+    // As row-major matrices, the same leading dimension is too small.
     expect_refusal(invalid, "16 columns", [](Product& p) { p.a_order = CUBLASLT_ORDER_ROW; });
     expect_refusal(unsupported, "table of types", [](Product& p) { p.scale = CUDA_R_64F; });
     expect_refusal(unsupported, "table of types", [](Product& p) { p.compute = CUBLAS_COMPUTE_64F; });
@@ -246,14 +246,14 @@ TEST_CASE("cuBLASLt double: sees freed memory, memory that was never written, an
     freed.free();
     CHECK(kind_of(freed.get(), d.get(), 0) == emulator::FaultKind::use_after_free);
     CHECK(kind_of(small.get(), d.get(), 0) == emulator::FaultKind::out_of_bounds);
-    // Not once kernels have run whose stores nobody announced, as in a build with the address sanitizer.
+    // Not possible after kernels without instrumented stores, as in a build with the address sanitizer.
     if (!emulator::arena.tracks_writes) return;
     CHECK(kind_of(unwritten.get(), d.get(), 0) == emulator::FaultKind::never_written);
     CHECK(kind_of(a.get(), unwritten.get(), 1) == emulator::FaultKind::never_written);  // C is read
 }
 
 TEST_CASE("cuBLASLt double: what the library says of a view beyond its columns") {
-    // Between the columns of a view lies memory that is not its own: nobody has written it, and nobody reads it.
+    // Between the columns of a view is memory that does not belong to it: it was never written and is not read.
     DeviceMemory whole(12 * 16, false), b(16 * 4), d(8 * 4);
     const std::vector<float> column(8, 2.0F);
     for (int i = 0; i < 16; ++i)
@@ -273,7 +273,7 @@ TEST_CASE("products of one shape share a plan, and the library's objects stay fe
     const std::int64_t before = emulator::live_library_objects();
     for (int i = 0; i < 50; ++i) matmul(a, b);
     CHECK(emulator::live_library_objects() == before);
-    // 4 objects for each of the 1024 plans that are kept at most.
+    // 4 objects for each of the at most 1024 cached plans.
     for (std::int64_t size = 1; size < 1300; ++size) matmul(ones({1, 2}, there), ones({2, size}, there));
     CHECK(emulator::live_library_objects() <= before + 4 * 1024);
 }

@@ -15,7 +15,7 @@
 namespace potluck::test {
 namespace {
 
-/// A convolution of the library, right as it stands; tests spoil one thing.
+/// A valid convolution of the library; each test breaks one thing.
 struct Convolution {
     int n = 2, c = 4, h = 5, w = 5, filters = 6, kernel = 3, out = 5, padding = 1, stride = 1, dilation = 1,
         groups = 2;
@@ -110,7 +110,7 @@ TEST_CASE("cuDNN double: computes, and refuses too small a workspace, NULL, and 
         workspace(static_cast<std::int64_t>(bytes));
     CHECK(convolution.run(x.get(), w.get(), y.get(), workspace.get(), bytes) == CUDNN_STATUS_SUCCESS);
     CHECK(y.read(300)[6] == 18.0F);  // 2 channels of 3 x 3 ones
-    CHECK(y.read(300)[0] == 8.0F);   // at the corner 2 x 2 of them
+    CHECK(y.read(300)[0] == 8.0F);   // in the corner 2 x 2 of them
     CHECK(convolution.run(x.get(), w.get(), y.get(), workspace.get(), bytes - 1) == CUDNN_STATUS_BAD_PARAM);
     CHECK(refused_because("needs a workspace"));
     CHECK(convolution.run(x.get(), w.get(), y.get(), nullptr, bytes) == CUDNN_STATUS_BAD_PARAM);
@@ -127,7 +127,7 @@ TEST_CASE("cuDNN double: computes, and refuses too small a workspace, NULL, and 
 }
 
 TEST_CASE("cuDNN double: refuses an index or a comparison that is computed in f32") {
-    // The pointwise operation alone in a graph: (1, 1, 4, 4) -> (1, 1, 4, 4).
+    // A graph of only the pointwise operation: (1, 1, 4, 4) -> (1, 1, 4, 4).
     const auto finalize_graph = [](cudnnPointwiseMode_t mode, cudnnDataType_t math) {
         std::vector<cudnnBackendDescriptor_t> made;
         const auto create = [&](cudnnBackendDescriptorType_t kind) {

@@ -1,6 +1,6 @@
-// The walk of element-wise kernels (cuda/kernels/element_map.h) where its choices change: the ends of packs, addresses and
-// strides that allow none, and positions past the range of an index. An index of 8 or 16 bits does here what one of 32
-// bits does at 2^32 elements.
+// The traversal of element-wise kernels (cuda/kernels/element_map.h) where it changes its strategy: the ends of packs,
+// addresses and strides that allow none, and positions beyond the range of an index. An index of 8 or 16 bits behaves
+// here like one of 32 bits at 2^32 elements.
 
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@
 namespace potluck::test {
 namespace {
 
-/// y = 1000 x + the position that the body was told.
+/// y = 1000 x + the position that was passed to the body.
 struct Mark {
     template <int N>
     __device__ void operator()(std::int64_t first, cuda::Pack<std::int64_t, N>& y,
@@ -62,12 +62,12 @@ void add_into(Tensor& y, const Tensor& a, const Tensor& b) {
 
 TEST_CASE("element map: positions past the range of an index take a wider one") {
     if (!has_cuda_device()) return;
-    // Contiguous: the steps are packs of 2 (by the i64 of y), and the tail is one element.
+    // Contiguous: the steps are packs of 2 (because of the i64 of y), and the tail is one element.
     for (const std::int64_t count : {1, 2, 253, 254, 255, 256, 257, 508, 509, 510, 511, 512, 513, 1000}) {
         check_marks<std::int8_t>(numbers({count}));
         check_marks<std::uint8_t>(numbers({count}));
     }
-    // Strided: the steps are elements, and every axis is divided by.
+    // Strided: the steps are elements, and positions are divided by every axis.
     for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 127},
                                         {127, 1},
                                         {9, 14},

@@ -1,5 +1,5 @@
-// What element-wise kernels can get wrong on a GPU alone: copies through shared memory, rounding by other instructions,
-// random numbers that must be the CPU's, and errors that only the device sees.
+// Errors that element-wise kernels can only make on a GPU: in copies through shared memory, rounding by other
+// instructions, random numbers that must equal the CPU's, and errors that only the device detects.
 
 #include <doctest/doctest.h>
 
@@ -24,7 +24,7 @@ namespace {
 constexpr DType dtypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16,
                             DType::i64, DType::i32, DType::u8,  DType::boolean};
 
-/// Whether all elements are the same, NaN among them.
+/// Whether all elements are equal, where NaN equals NaN.
 bool same(const Tensor& a, const Tensor& b) {
     if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
     if (a.dtype() == DType::i64) return a.to_vector<std::int64_t>() == b.to_vector<std::int64_t>();
@@ -36,13 +36,13 @@ bool same(const Tensor& a, const Tensor& b) {
     return true;
 }
 
-/// What `function` gives on the CPU and on the GPU for the same input.
+/// The results of `function` on the CPU and on the GPU for the same input.
 template <class Function>
 void check_same(const Tensor& x, Function function) {
     CHECK(same(function(x.to(Device::cuda())).to(Device::cpu()), function(x)));
 }
 
-/// `function` throws the same Error on both devices; its text.
+/// Checks that `function` throws the same Error on both devices; returns its text.
 template <class Function>
 std::string same_error(Function function) {
     std::string messages[2];
@@ -85,12 +85,12 @@ TEST_CASE("cuda copy: into targets of any strides, and from repeated elements") 
         for (const DType other : {DType::f32, DType::f16}) {
             check_same(numbers({6, 40}, dtype), [&](const Tensor& x) {
                 const Tensor around = zeros({40, 14}, {other, x.device()});
-                transpose(around, 0, 1).narrow(0, 3, 6).copy_(x);  // to a transpose: straight in memory
+                transpose(around, 0, 1).narrow(0, 3, 6).copy_(x);  // to a transpose: contiguous in memory
                 around.narrow(0, 2, 20).narrow(1, 9, 5).copy_(x[3].narrow(0, 7, 1).expand({20, 5}));
                 return around;
             });
         }
-    // More axes than a kernel walks.
+    // More axes than a kernel supports.
     Shape shape(15, 2);
     std::vector<std::int64_t> order(15);
     std::iota(order.rbegin(), order.rend(), 0);
@@ -98,7 +98,7 @@ TEST_CASE("cuda copy: into targets of any strides, and from repeated elements") 
     Strides strides;
     for (const std::int64_t axis : order) strides.push_back(std::int64_t{1} << axis);
     for (std::int64_t& stride : strides)
-        stride *= 3;  // nothing merges with a target that has gaps of its own
+        stride *= 3;  // nothing can be merged with a target that has its own gaps
     check_same(numbers({3 << 15}, DType::f32), [&](const Tensor& x) {
         const Tensor to_strides = zeros({5 << 15}, {DType::f32, x.device()});
         Strides target_strides;
@@ -117,7 +117,7 @@ TEST_CASE("cuda copy: conversions between all dtypes round, cut and wrap as on t
                                6e-8,         -3e-5,      1e20,        -1e20,   0x1p63,   -0x1p63, 0x1p31,
                                -0x1p31,      0x1p31 - 1, 1e300,       1e-300,  256.5,    257.0,   258.0,
                                2049.0,       2051.0,     1.0009765625};
-    // Halfway cases of f16 and bf16, and their neighbours in f64: a detour over f32 would round twice.
+    // Halfway cases of f16 and bf16, and their neighbours in f64: conversion through f32 would round twice.
     for (const double middle :
          {1.0 + 0x1p-11, 1.0 + 3 * 0x1p-11, 1.0 + 0x1p-8, 1.0 + 3 * 0x1p-8, 1.0 + 0x1p-24})
         for (const double nudge : {0.0, 0x1p-40, -0x1p-40}) values.push_back(middle + nudge);
@@ -238,19 +238,19 @@ TEST_CASE("cuda elementwise: a bad integer operand is named by its first positio
                 Tensor a = full({40, 50}, 9, {dtype, device});
                 try {
                     backend(device).binary(op, a, with_zeros(device), a);
-                } catch (const Error&) {  // told at once: nothing was written
+                } catch (const Error&) {  // reported immediately: nothing was written
                     CHECK(a.to_vector() == std::vector<double>(2000, 9.0));
                     throw;
                 }
             });
             CHECK(message.find("position 361 ") != std::string::npos);
-            // Through a transpose the same element is at another place.
+            // In a transpose the same element has another position.
             same_error([&](Device device) {
                 Tensor a = full({50, 40}, 9, {dtype, device});
                 backend(device).binary(op, a, transpose(with_zeros(device), 0, 1), a);
             });
         }
-        // The device goes on.
+        // The device stays usable.
         check_same(full({3}, 9, {dtype}), [](const Tensor& x) {
             return remainder(x, full({3}, 4, {x.dtype(), x.device()}));
         });

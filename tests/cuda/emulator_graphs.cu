@@ -16,7 +16,7 @@ namespace {
 __global__ void add(float* to, float value) { to[threadIdx.x] += value; }
 __global__ void copy(const float* from, float* to) { to[threadIdx.x] = from[threadIdx.x]; }
 
-/// A captured graph, ready to run.
+/// A captured graph, ready to launch.
 class Graph {
 public:
     explicit Graph(cudaStream_t stream) {
@@ -85,7 +85,7 @@ TEST_CASE("cuda emulator: memory allocated and freed in a capture belongs to the
             CHECK(y.to_host() == std::vector<float>(8, 2.0f));
         }
         if (emulator::accesses_are_checked) {
-            // Between two launches the memory is not there.
+            // Between two launches the memory is not present.
             CHECK_THROWS_AS(cuda::launch(copy, 1, 8, 0, stream.get(), scratch, y.data()), Error);
             expect_fault(FaultKind::out_of_bounds, {});
         }
@@ -139,7 +139,7 @@ TEST_CASE("cuda emulator: what a capture does not allow is refused") {
     CHECK(cudaStreamSynchronize(stream.get()) == cudaErrorStreamCaptureUnsupported);
     CHECK(cudaStreamEndCapture(stream.get(), &graph) == cudaErrorStreamCaptureInvalidated);
     CHECK(graph == nullptr);
-    // A branch that nobody joined.
+    // A branch that was not joined.
     begin(stream.get());
     event.record(stream.get());
     event.block(branch.get());

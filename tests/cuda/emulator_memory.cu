@@ -1,4 +1,4 @@
-// The emulator's eyes on device memory. Every test plants a fault in a small kernel, or in a call.
+// The emulator's checks of device memory. Every test plants a fault in a small kernel or in a call.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -80,7 +80,7 @@ __global__ void read_table(Values values, int* to) {
     to[threadIdx.x] = table[threadIdx.x] + values.of[threadIdx.x];
 }
 
-/// What `cuda::launch` says when the emulator stops the kernel.
+/// The message of `cuda::launch` when the emulator stops the kernel.
 template <class Function>
 std::string error_of(Function function) {
     try {
@@ -285,7 +285,7 @@ TEST_CASE("cuda emulator: what no card could start is refused") {
     refused(1, 1025, 0, "a block of (1025, 1, 1) threads");
     refused(1, dim3(1, 1, 65), 0, "a block of (1, 1, 65) threads");
     refused(dim3(1, 65536, 1), 1, 0, "a grid of (1, 65536, 1) blocks");
-    // cuda::launch raises the limit of 48 KiB; without that call it holds.
+    // cuda::launch raises the limit of 48 KiB; without it the limit applies.
     CHECK(emulator::launch(reinterpret_cast<const void*>(copy_packs), "planted", 1, 1, (48 << 10) + 1,
                            stream.get(), [] {}) == cudaErrorInvalidConfiguration);
     expect_fault(FaultKind::launch, {"49153 bytes of dynamic shared memory"});
@@ -305,13 +305,13 @@ TEST_CASE("cuda emulator: static shared memory counts, that of called functions 
     CHECK(attributes.sharedSizeBytes == 256);
     REQUIRE(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(count_blocks)) == cudaSuccess);
     CHECK(attributes.sharedSizeBytes == 0);
-    // 48 KiB of dynamic memory alone would fit without asking.
+    // 48 KiB of dynamic memory alone would fit without raising the limit.
     CHECK(emulator::launch(kernel, "planted", 1, 32, 48 << 10, stream.get(), [] {}) ==
           cudaErrorInvalidConfiguration);
     expect_fault(FaultKind::launch, {"49152 bytes of dynamic shared memory", "256 static bytes"});
     cuda::launch(sum_through_shared, 1, 32, 48 << 10, stream.get(), y.data());
     CHECK(y.to_host() == std::vector<double>{496.0});
-    // A card with less refuses what others allow.
+    // A GPU with less shared memory refuses what others allow.
     for (const auto& [capability, kibibytes] : {std::pair{80, 163}, {86, 99}, {89, 99}, {90, 227}}) {
         emulator::set_card(capability);
         CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -354,7 +354,7 @@ TEST_CASE("cuda emulator: host code that uses device memory without a copy ends 
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        signal(SIGSEGV, SIG_DFL);  // the test framework's handler would tell of a failed test
+        signal(SIGSEGV, SIG_DFL);  // the test framework's handler would report a failed test
         dup2(ends[1], STDERR_FILENO);
         cudaMemsetAsync(x.data(), 0, 16, stream.get());
         volatile float* data = x.data();
@@ -380,7 +380,7 @@ TEST_CASE("cuda emulator: memory ends where the device says, and a pool keeps an
     const int devices_before = emulator::devices();
     emulator::configure(devices_before + 1, std::int64_t{64} << 20);
     {
-        const cuda::CurrentDevice current(devices_before);  // nobody else uses this one
+        const cuda::CurrentDevice current(devices_before);  // no other test uses this device
         const cuda::Stream stream;
         std::size_t free = 0;
         std::size_t total = 0;
@@ -406,7 +406,7 @@ TEST_CASE("cuda emulator: memory ends where the device says, and a pool keeps an
         REQUIRE(cudaFreeAsync(first, stream.get()) == cudaSuccess);
         CHECK(attribute(cudaMemPoolAttrUsedMemCurrent) == 0);
         CHECK(attribute(cudaMemPoolAttrReservedMemCurrent) == 40);
-        // What the pool keeps is not there for others, until a synchronisation cuts it to the threshold.
+        // Memory that the pool keeps is unavailable to others until a synchronisation reduces it to the threshold.
         CHECK(cudaMalloc(&second, 40 << 20) == cudaErrorMemoryAllocation);
         cudaGetLastError();
         stream.synchronize();
@@ -438,7 +438,7 @@ TEST_CASE("cuda emulator: a kernel of one device does not reach the memory of an
                                 Error);
                 expect_fault(FaultKind::wrong_device, {"reads", "on cuda:" + std::to_string(own)});
             }
-            // A stream of another device than the current one.
+            // A stream of a device that is not the current one.
             CHECK_THROWS_AS(cuda::launch(copy_floats, 1, 1, 0, stream.get(), x.data(), y.data(), 3), Error);
             expect_fault(FaultKind::launch, {"the stream is none of the current device"});
             stream.synchronize();

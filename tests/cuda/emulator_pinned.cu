@@ -1,5 +1,5 @@
-// The emulator's watch over pinned memory: values that have not come yet, sources that change too early, and memory that
-// is freed under a copy.
+// The emulator's checks of pinned memory: values that have not arrived yet, sources that change too early, and memory
+// that is freed during a copy.
 
 #include <cstring>
 #include <vector>

@@ -1,4 +1,4 @@
-// The emulator's order between streams: what nothing makes wait is a fault, though it happens to run in order here.
+// The emulator's order between streams: unordered accesses are a fault, although they happen to run in order here.
 
 #include <array>
 #include <cstdint>
@@ -87,7 +87,7 @@ TEST_CASE("cuda emulator: a stream may not overwrite what another still reads, o
                  {"kernel of op filling", "writes byte 0", "kernel of op copying", "reads"});
     CHECK_THROWS_AS(start_fill(on.y.data(), 2.0f, on.second), Error);
     expect_fault(FaultKind::missing_order, {"kernel of op copying", "wrote"});
-    // Two streams may read the same memory, and touch different parts of one allocation.
+    // Two streams may read the same memory, and access different parts of one allocation.
     start_copy(on.x.data(), on.y.data(), on.first);
     const Buffer<float> z(count, on.second.get());
     start_copy(on.x.data(), z.data(), on.second);
@@ -128,7 +128,7 @@ TEST_CASE("cuda emulator: copies, library calls and freeing obey the order, too"
 
     void* memory = nullptr;
     REQUIRE(cudaMallocAsync(&memory, 64, on.first.get()) == cudaSuccess);
-    CHECK(cudaMemsetAsync(memory, 0, 64, on.second.get()) == cudaErrorLaunchFailure);  // not there yet
+    CHECK(cudaMemsetAsync(memory, 0, 64, on.second.get()) == cudaErrorLaunchFailure);  // not present yet
     expect_fault(FaultKind::missing_order, {"cudaMallocAsync"});
     REQUIRE(cudaMemsetAsync(memory, 0, 64, on.first.get()) == cudaSuccess);
     CHECK(cudaFreeAsync(memory, on.second.get()) == cudaErrorLaunchFailure);  // still in use
@@ -160,7 +160,7 @@ TEST_CASE("cuda emulator: handles that were destroyed are refused") {
     float milliseconds = 0;
     REQUIRE(cudaEventRecord(event, stream) == cudaSuccess);
     CHECK(cudaEventElapsedTime(&milliseconds, event, event) ==
-          cudaErrorInvalidResourceHandle);  // made without timing
+          cudaErrorInvalidResourceHandle);  // created without timing
     REQUIRE(cudaEventDestroy(event) == cudaSuccess);
     CHECK(cudaEventRecord(event, stream) == cudaErrorInvalidResourceHandle);
     REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);

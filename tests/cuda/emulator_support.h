@@ -1,6 +1,6 @@
 #pragma once
 
-// For the tests of the CUDA emulator: memory and streams that free themselves, and what a planted fault must have left.
+// For the tests of the CUDA emulator: memory and streams with RAII, and checks for the fault that a test has planted.
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ namespace potluck::test {
 
 using emulator::FaultKind;
 
-/// `count` elements of device memory, never written, freed in the stream that they were made in.
+/// `count` elements of uninitialised device memory, freed in the stream in which they were allocated.
 template <class T>
 class Buffer {
 public:
@@ -57,7 +57,7 @@ private:
     void* data_ = nullptr;
 };
 
-/// Checks that exactly one fault of this kind was seen, whose text has these parts; takes it.
+/// Checks that exactly one fault of this kind was recorded, whose text contains these parts, and removes it.
 inline void expect_fault(FaultKind kind, const std::vector<std::string>& parts) {
     const std::vector<emulator::Fault> seen = emulator::take_faults();
     REQUIRE(seen.size() == 1);
@@ -69,12 +69,12 @@ inline void expect_fault(FaultKind kind, const std::vector<std::string>& parts) 
     }
 }
 
-/// Checks that nothing was seen.
+/// Checks that no fault was recorded.
 inline void expect_no_fault() {
     for (const emulator::Fault& fault : emulator::take_faults()) FAIL_CHECK(fault.text);
 }
 
-/// False, and the test case is marked as skipped, where kernels are compiled without the announcement of accesses.
+/// False, after marking the test case as skipped, where kernels are compiled without the instrumentation of accesses.
 inline bool accesses_are_checked() {
     if (!emulator::accesses_are_checked)
         skip("in a build with a sanitizer the emulator does not see loads and stores");

@@ -1,4 +1,4 @@
-// The emulator's blocks and warps: barriers, shuffles, votes, shared memory, matrix instructions. Right use gives the
+// The emulator's blocks and warps: barriers, shuffles, votes, shared memory, matrix instructions. Correct use gives the
 // documented results; wrong use is a fault.
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr unsigned everyone = 0xffffffffu;
 
-// ---- right use ----
+// ---- correct use ----
 
 __global__ void shuffle_all_ways(int* to) {
     const int lane = static_cast<int>(threadIdx.x);
@@ -69,7 +69,7 @@ __global__ void pass_in_warp(int* to) {
     to[threadIdx.x] = place[threadIdx.x];
 }
 __global__ void share_word(__half* to) {
-    // Neighbours in one word, written by different threads: no race.
+    // Neighbours in one word, written by different threads, are no race.
     __half* place = cuda::dynamic_shared_memory<__half>();
     place[threadIdx.x] = __float2half_rn(static_cast<float>(threadIdx.x));
     place[threadIdx.x] = __hadd(place[threadIdx.x], __float2half_rn(1.0f));
@@ -134,7 +134,7 @@ __global__ void write_too_early(int* to) {
     if (threadIdx.x == 0) place = 1;
     __syncthreads();
     const int value = place;
-    if (threadIdx.x == 0) place = 2;  // others may still have to read
+    if (threadIdx.x == 0) place = 2;  // others may not have read it yet
     to[threadIdx.x] = value;
 }
 __global__ void write_twice(int* to) {
@@ -146,7 +146,7 @@ __global__ void write_twice(int* to) {
 __global__ void read_shared_unwritten(float* to) {
     float* place = cuda::dynamic_shared_memory<float>();
     if (blockIdx.x == 0) place[threadIdx.x] = 1.0f;
-    to[threadIdx.x] = place[threadIdx.x];  // what block 0 wrote is not there for block 1
+    to[threadIdx.x] = place[threadIdx.x];  // block 1 does not see what block 0 wrote
 }
 __global__ void overrun_shared() { cuda::dynamic_shared_memory<float>()[threadIdx.x] = 1.0f; }
 
@@ -181,7 +181,7 @@ __global__ void multiply(const float* a, const float* b, const float* c, float* 
     emulator::mma_m16n8k16(part, a_part, b_part, part, std::is_same_v<Half, __nv_bfloat16>);
     for (unsigned i = 0; i < 4; ++i) d[8 * (group + i / 2 * 8) + 2 * pair + i % 2] = part[i];
 }
-/// Four matrices, one below the other: (32, 8) of halves; each lane stores what it gets.
+/// Four matrices, one below the other: (32, 8) half-type elements; each lane stores what it gets.
 __global__ void load_matrices(const std::uint16_t* from, std::uint32_t* to, bool transposed) {
     auto* place = cuda::dynamic_shared_memory<std::uint16_t>();
     for (unsigned i = 0; i < 8; ++i) place[8 * threadIdx.x + i] = from[8 * threadIdx.x + i];
@@ -190,7 +190,7 @@ __global__ void load_matrices(const std::uint16_t* from, std::uint32_t* to, bool
     emulator::ldmatrix_x4(words, place + 8 * threadIdx.x, transposed);
     for (unsigned m = 0; m < 4; ++m) to[4 * threadIdx.x + m] = words[m];
 }
-/// Copies 16 bytes a thread; steps leave out what a correct kernel does.
+/// Copies 16 bytes per thread; the flags omit steps of a correct kernel.
 __global__ void copy_asynchronously(const float* from, float* to, bool with_wait, bool with_barrier) {
     float* place = cuda::dynamic_shared_memory<float>();
     emulator::copy_async_16(place + 4 * threadIdx.x, from + 4 * threadIdx.x, threadIdx.x == 31 ? 8 : 16);
@@ -304,7 +304,7 @@ TEST_CASE("cuda emulator: races in shared memory are faults") {
     const cuda::Stream stream;
     const Buffer<int> y(64, stream.get());
     CHECK_THROWS_AS(cuda::launch(read_too_early, 1, 64, 256, stream.get(), y.data()), Error);
-    // The thread that runs first finds nothing written; on a card it could also read what an earlier kernel left.
+    // The thread that runs first finds nothing written; on a GPU it could also read the data of an earlier kernel.
     expect_fault(FaultKind::never_written, {"byte 128 of the dynamic shared memory"});
     CHECK_THROWS_AS(cuda::launch(read_without_syncwarp, 1, 32, 128, stream.get(), y.data()), Error);
     expect_fault(FaultKind::shared_race, {"reads", "with no barrier between"});

@@ -1,5 +1,5 @@
-// Index arithmetic of kernels past the range of a 32-bit integer, without tables of gigabytes: the same templates with
-// an index of 8 or 16 bits must behave at its limit as they do with 32 bits at 2^31.
+// Index arithmetic of kernels beyond the range of a 32-bit integer, without tables of gigabytes: the same templates
+// with an index of 8 or 16 bits must behave at its limit like those with 32 bits at 2^31.
 
 #include <doctest/doctest.h>
 
@@ -32,7 +32,7 @@ TEST_CASE("index arithmetic: a row of a table past 2^31 elements") {
     CHECK(table_offset(std::int64_t{239'674}, std::int64_t{8959}, strides) == 2'147'487'999);
     CHECK(table_offset(std::int64_t{255'999}, std::int64_t{0}, strides) == 2'293'751'040);
     static_assert(std::is_same_v<decltype(TableStrides::row), std::int64_t>);
-    // The same arithmetic in a type that is too small names another row: what the type above is there for.
+    // The same arithmetic in a type that is too small addresses another row, which the wider type above prevents.
     const StridesOf<std::int16_t> small{200, 1};
     CHECK(table_offset(std::int16_t{163}, std::int16_t{199}, small) == 32'799 - 65'536);
     CHECK(table_offset(std::int16_t{163}, std::int16_t{167}, small) == 32'767);
@@ -63,7 +63,7 @@ TEST_CASE("index arithmetic: one position too many is not divided in the small i
     CHECK(layout({most}, {{1}, {1}}).fits<std::uint32_t>());
     CHECK_FALSE(layout({most + 1}, {{1}, {1}}).fits<std::uint32_t>());
     CHECK(layout({most + 1}, {{1}, {1}}).fits<std::uint64_t>());
-    // Row 32768 of 32769 rows of 65536 elements: the last one, past 2^31.
+    // Row 32768 of 32769 rows of 65536 elements: the last one, beyond 2^31.
     std::int64_t offset[2];
     layout({32'769, 65'536}, {{65'536, 1}, {65'536, 1}}).offsets(std::uint64_t{2'147'549'183}, offset);
     CHECK(offset[0] == 2'147'549'183);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of the libraries' doubles share.
+// Shared code of the tests of the library doubles.
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -14,7 +14,7 @@
 
 namespace potluck::test {
 
-/// Device memory that is freed at the end, full of ones (of f32) unless it is left unwritten.
+/// Device memory that is freed at the end, filled with ones (f32) unless it is left uninitialised.
 class DeviceMemory {
 public:
     explicit DeviceMemory(std::int64_t floats, bool written = true) {

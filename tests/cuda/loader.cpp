@@ -149,6 +149,31 @@ TEST_CASE("cuda loader: memory is not given to another batch before all copies a
     }
 }
 
+TEST_CASE(
+    "cuda loader: a loop that is left early ends at once, with batches on their way and in pinned memory") {
+    if (!test::has_cuda_device()) return;
+    for (const int workers : {1, 4, 16}) {
+        const Numbered numbered;
+        const auto start = std::chrono::steady_clock::now();
+        {
+            data::Loader loader(numbered.dataset(1000, 1000),
+                                {.batch = 2, .workers = workers, .read_ahead = 4, .device = gpu});
+            int batches = 0;
+            for (auto [x, y] : loader)
+                if (++batches == 2) break;
+            loader.next();
+            numbered.wait_for(4 * workers);  // the queue is full
+        }
+        CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+    }
+    synchronize(gpu);
+    release_cached_memory();
+    release_cached_memory(gpu);
+#if POTLUCK_CUDA_EMULATED
+    test::expect_no_fault();
+#endif
+}
+
 TEST_CASE("cuda loader: a training has the same losses, and waits once an update") {
     if (!test::has_cuda_device()) return;
     Generator generator(3);

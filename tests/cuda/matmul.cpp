@@ -1,4 +1,4 @@
-// Products on the CUDA device against those of the CPU: what the op table does not reach.
+// Products on the CUDA device against those of the CPU: cases that the op table does not cover.
 
 #include "autograd/ops/matmul.h"
 
@@ -20,7 +20,7 @@ Generator& generator() {
     return fixed;
 }
 
-/// The same view of the same numbers on the CUDA device.
+/// The same view of the same numbers, on the CUDA device.
 Tensor there(const Tensor& x) {
     const auto elements = x.storage()->bytes() / size_of(x.dtype());
     const Tensor whole = x.alias({elements}, {1}, 0).to(Device::cuda());
@@ -66,7 +66,7 @@ TEST_CASE("cuda matmul: any strides, broadcast and nested batches, odd offsets")
         check_product(view({3, 5, 7}, {200, 1, 20}, 0), view({3, 7, 4}, {0, 20, 1}, 0), accumulate);
         check_product(view({2, 3, 2, 5, 4}, {400, 0, 100, 20, 1}, 0),
                       view({2, 3, 2, 4, 3}, {0, 200, 40, 1, 20}, 2),
-                      accumulate);  // three axes that do not merge
+                      accumulate);  // three axes that cannot be merged
         check_product(view({3, 5, 7}, {0, 40, 2}, 0), view({3, 7, 4}, {200, 20, 1}, 0), accumulate);
         check_product(view({5, 0}, {1, 1}, 0), view({0, 4}, {4, 1}, 0), accumulate);
         check_product(view({0, 7}, {7, 1}, 0), view({7, 4}, {4, 1}, 0), accumulate);
@@ -138,7 +138,7 @@ TEST_CASE("cuda linear: the bias is added with one rounding, inside the product 
                 CHECK(relative_difference(got, expected) <= tolerance);
             }
         }
-        // 256 + 0.75 + 0.75 would be 257 by two roundings in bf16, where 257.5 rounds to 258.
+        // 256 + 0.75 + 0.75 would be 257 with two roundings in bf16, whereas 257.5 rounds to 258.
         const TensorOptions half{dtype, Device::cuda()};
         const Tensor sum = linear(full({1, 2}, 0.75, half), ones({1, 2}, half), full({1}, 256.0, half));
         const double rounded = sum.to_vector()[0];

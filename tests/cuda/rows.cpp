@@ -1,5 +1,5 @@
-// What kernels along rows (reductions, softmax, cross-entropy, norms) can get wrong on a GPU alone: rows that begin between
-// two multiples of 16 bytes, rows cut over several blocks, sums whose order changes, labels only the device sees.
+// Errors that kernels along rows (reductions, softmax, cross-entropy, norms) can only make on a GPU: rows that are not
+// aligned to 16 bytes, rows divided between several blocks, sums whose order changes, labels that only the device sees.
 
 #include <doctest/doctest.h>
 
@@ -40,7 +40,7 @@ Tensor some(const Shape& shape, DType dtype, std::uint64_t seed) {
     return to(randn(shape, {}, &generator), dtype);
 }
 
-/// The same values on the GPU, in rows that begin `offset` elements behind a multiple of 16 bytes and are not a multiple
+/// The same values on the GPU, in rows that begin `offset` elements after a multiple of 16 bytes and are not a multiple
 /// of 16 bytes apart.
 Tensor misaligned(const Tensor& x, std::int64_t offset) {
     const std::int64_t rows = x.size(0), width = x.size(1);
@@ -51,7 +51,7 @@ Tensor misaligned(const Tensor& x, std::int64_t offset) {
     return inside;
 }
 
-/// Runs `function` on leaves like `inputs`, and backward from the sum of squares of what it gives.
+/// Runs `function` on leaves with the values of `inputs`, and backward from the sum of squares of its result.
 struct Run {
     Tensor y;
     std::vector<Tensor> gradients;
@@ -136,11 +136,11 @@ TEST_CASE("cuda rows: reductions agree with the CPU however they are cut into bl
         std::vector<std::int64_t> axes;
     };
     const std::vector<Sample> samples{{{1, 70001}, {1}},  // few long rows: several blocks each
-                                      {{3, 2000}, {1}},   // a block each
-                                      {{300, 3}, {1}},    // a thread each
+                                      {{3, 2000}, {1}},   // one block each
+                                      {{300, 3}, {1}},    // one thread each
                                       {{20003, 2}, {0}},  // two long columns
-                                      {{5000, 40}, {0}},  // columns, cut along their length
-                                      {{100, 300}, {0}},  // more columns than a block takes
+                                      {{5000, 40}, {0}},  // columns, divided along their length
+                                      {{100, 300}, {0}},  // more columns than a block processes
                                       {{4, 5, 6, 7}, {0, 2}}};
     for (const Sample& sample : samples) {
         INFO(to_string(sample.shape));
@@ -219,7 +219,7 @@ TEST_CASE("cuda rows: the gradient of cross-entropy may take the place of the lo
 TEST_CASE("cuda rows: rows and elements more than 2^31 elements apart" * doctest::test_suite("long")) {
     if (!has_cuda_device()) return;
     const std::int64_t far = (std::int64_t{1} << 31) + 8;
-    // Only the few bytes that are read are ever touched.
+    // Only the few bytes that are read are ever accessed.
     const Tensor around = Tensor::empty({far + 4}, {DType::f16, Device::cuda()});
     const Tensor rows = around.alias({2, 4}, {far, 1}, 0);
     const Tensor given =

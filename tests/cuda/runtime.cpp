@@ -21,7 +21,7 @@ using namespace potluck;
 TEST_CASE("cuda: a copy of any size there and back gives the same bytes") {
     if (!test::has_cuda_device()) return;
     for (const std::int64_t count :
-         {0L, 1L, 3L, 1025L, 1'500'003L}) {  // the last one takes several staging buffers
+         {0L, 1L, 3L, 1025L, 1'500'003L}) {  // the last one needs several staging buffers
         std::vector<std::int64_t> values(static_cast<std::size_t>(count));
         for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i) * 2654435761;
         const Tensor there = tensor(values, {count}).to(Device::cuda());

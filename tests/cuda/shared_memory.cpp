@@ -1,4 +1,4 @@
-// Kernels that take much shared memory, at widths where it passes the limits of the cards.
+// Kernels that need much shared memory, at widths where it exceeds the limits of GPUs.
 
 #include <doctest/doctest.h>
 
@@ -25,7 +25,7 @@ double tolerance(DType dtype) {
 
 using Op = std::function<Tensor(const std::vector<Tensor>&)>;
 
-/// The op's result and the gradients of its inputs, computed on a device and brought to the CPU.
+/// The op's result and the gradients of its inputs, computed on a device and copied to the CPU.
 std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Op& op, Device device) {
     std::vector<Tensor> leaves;
     for (const Tensor& input : inputs) {
@@ -63,7 +63,7 @@ void check_widths(std::initializer_list<std::int64_t> widths) {
             const Tensor x = some({5, width}), weight = some({width}), bias = some({width});
             check_on_gpu({x, weight, bias}, [](const auto& in) { return layer_norm(in[0], in[1], in[2]); });
             check_on_gpu({x, weight}, [](const auto& in) { return rms_norm(in[0], in[1]); });
-            // Of few values a channel's deviation may be nearly 0, and its gradients as wrong as they are large.
+            // With few values a channel's deviation may be nearly 0, and its gradients large and inaccurate.
             check_on_gpu({some({32, width}), weight, bias},
                          [](const auto& in) { return batch_norm(in[0], in[1], in[2]); });
             check_on_gpu({x}, [](const auto& in) { return softmax(in[0]); });

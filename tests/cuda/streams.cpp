@@ -1,4 +1,4 @@
-// Copies beside what a CUDA device computes, and memory that several streams use.
+// Copies that run concurrently with the computation of a CUDA device, and memory that several streams use.
 
 #include <doctest/doctest.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 const Device gpu = Device::cuda();
 
-/// Another GPU; the emulator gets one more. cuda:0 where this machine has only one.
+/// Another GPU, which the emulator adds; cuda:0 if this machine has only one.
 Device second_gpu() {
 #if POTLUCK_CUDA_EMULATED
     if (emulator::devices() == 1) {
@@ -44,7 +44,7 @@ std::vector<double> counted(std::int64_t count, double from = 0) {
     return values;
 }
 
-constexpr std::int64_t many = 3'000'001;  // takes several pieces of staging
+constexpr std::int64_t many = 3'000'001;  // needs several pieces of staging
 
 }  // namespace
 
@@ -58,7 +58,7 @@ TEST_CASE("cuda streams: a pinned tensor goes to the device and back beside the 
         up.wait_on();
         const Tensor twice = there * 2.0;
         const Tensor back = pinned({count});
-        CopyHandle down = copy_async(twice, back);  // after the product, without being told
+        CopyHandle down = copy_async(twice, back);  // after the product, without explicit synchronisation
         down.wait();
         CHECK(down.is_done());
         CHECK(back.data<float>()[count - 1] == 2.0F * from.data<float>()[count - 1]);
@@ -71,7 +71,7 @@ TEST_CASE("cuda streams: memory of the host that is not pinned is copied before 
     Tensor from = tensor(counted(1000), {1000});
     const Tensor there = Tensor::empty({1000}, {DType::f32, gpu});
     CopyHandle up = copy_async(from, there);
-    from.data<float>()[7] = -1;  // the copy has its value
+    from.data<float>()[7] = -1;  // the copy has the old value
     up.wait_on(StreamKind::communication);
     const Tensor back = Tensor::empty({1000});
     copy_async(there, back, StreamKind::communication).wait();
@@ -102,7 +102,7 @@ TEST_CASE("cuda streams: tensors may die while they are copied") {
         Tensor x = full({1000}, round, {DType::f32, gpu}) + 1.0;
         CopyHandle down = copy_async(x, back);
         x = Tensor();
-        // Memory of the same size is asked for at once, written, and given back.
+        // Memory of the same size is allocated immediately, written, and freed.
         for (int i = 0; i < 3; ++i) (void)full({1000}, -5, {DType::f32, gpu});
         down.wait();
         CHECK(back.data<float>()[0] == static_cast<float>(round + 1));
@@ -142,7 +142,7 @@ TEST_CASE("cuda streams: from one GPU to another, directly and by way of the hos
     };
     for (const std::int64_t count : {std::int64_t{1}, std::int64_t{999}, many}) check(count);
 #if POTLUCK_CUDA_EMULATED
-    // Devices that do not reach each other. (Backends remember what they found out, so these are new.)
+    // Devices without peer access. (Backends remember the result of the query, so these are new.)
     emulator::set_peer_access(false);
     const int first = emulator::devices();
     emulator::configure(first + 2, std::int64_t{8} << 30);
@@ -188,7 +188,7 @@ TEST_CASE("cuda streams: what reads a tensor before its copy was waited for is s
     up.wait_on();
     CHECK((there * 2.0).to_vector() == std::vector<double>(1000, 6.0));
 
-    // The host meets NaN where the values have not come yet.
+    // The host reads NaN where the values have not arrived yet.
     const Tensor back = full({1000}, 5, {.pinned = true});
     CopyHandle down = copy_async(there, back);
     CHECK(back.data<float>()[0] != back.data<float>()[0]);

@@ -1,4 +1,4 @@
-// Two threads at one CUDA device.
+// Two threads that use one CUDA device.
 
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@
 namespace potluck::test {
 namespace {
 
-/// A product and a convolution with their gradients, many times: the plans are looked up in every round.
+/// Repeats a product and a convolution with their gradients: every round looks up the plans.
 std::vector<double> train(std::uint64_t seed) {
     Generator numbers(seed);
     const TensorOptions options{DType::f32, Device::cuda()};

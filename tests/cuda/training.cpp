@@ -1,4 +1,4 @@
-// Whole models train on the CUDA device as on the CPU: the same losses, step by step.
+// Whole models train on the CUDA device as on the CPU: with the same losses, step by step.
 
 #include <doctest/doctest.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int steps = 20;
 
-/// Both devices draw the same numbers from here on, whatever the making of the model took from the CPU.
+/// Both devices draw the same numbers from here on, however many the creation of the model took on the CPU.
 void seed_device(Device device) { default_generator(device) = Generator(99); }
 
 struct Text {
@@ -32,7 +32,7 @@ Text some_text(std::int64_t vocabulary, std::int64_t time) {
     return {narrow(text, 1, 0, time).contiguous(), narrow(text, 1, 1, time).contiguous()};
 }
 
-/// Trains on one batch and gives the loss of every step.
+/// Trains on one batch and returns the loss of every step.
 template <class Model, class Loss>
 std::vector<double> losses_of(Model& model, Device device, DType dtype, Loss&& loss_of) {
     model.to(device);
@@ -102,7 +102,7 @@ void check_same(const std::vector<double>& cpu, const std::vector<double>& cuda,
     CHECK(cpu.back() < cpu.front());
 }
 
-/// Rounding differs, and 20 steps let it grow: a little in f32, by roundings of the weights in bf16.
+/// Rounding differs, and the differences grow over 20 steps: a little in f32, more in bf16, which rounds the weights.
 double allowed(DType dtype) { return dtype == DType::f32 ? 2e-5 : 2e-2; }
 
 }  // namespace

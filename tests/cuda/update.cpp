@@ -1,4 +1,4 @@
-// Updates that the host does not wait for, and bad elements that are told at the next wait.
+// Updates without a wait of the host, and bad elements that are reported at the next wait.
 
 #include <doctest/doctest.h>
 
@@ -26,7 +26,7 @@
 namespace potluck::test {
 namespace {
 
-/// Counts how often the host waits while it lives; nothing where that cannot be seen.
+/// Counts how often the host waits while the object lives; does nothing where that cannot be measured.
 class Waits {
 public:
 #if POTLUCK_CUDA_EMULATED
@@ -83,7 +83,7 @@ private:
     UpdateControl control_;
 };
 
-/// Six ids below 11, and for each of them the label that belongs to it.
+/// Six ids below 11, and the label for each of them.
 Tensor ids_at(int step, Device device) {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < 6; ++i) ids.push_back((3 * i + step) % 11);
@@ -254,11 +254,11 @@ TEST_CASE("cuda faults: nothing waits for the elements, and the first bad one is
     backend(device).embedding_backward(bad, ones({3, 4}, {DType::f32, device}), into);
     waits.check(0);
     CHECK(contains(error_of([&] { (void)sum(x).item(); }), "[embedding] id 7 at position 0"));
-    // All are told by the one, and the device goes on.
+    // One Error reports all of them, and the device stays usable.
     CHECK(sum(x).item() == 6.0);
     CHECK(gather(x, 1, index).to_vector() == std::vector<double>(4, 1.0));
     CHECK(sums.to_vector() == std::vector<double>(20, 0.0));
-    // What stands elsewhere by the time it is told is not guessed at.
+    // If the element has changed before it is reported, the Error does not guess its value.
     const Tensor changing = full({3}, 9, {DType::i64, device});
     (void)embedding(table, changing);
     changing.fill_(1);
@@ -287,7 +287,7 @@ TEST_CASE("cuda faults: more ops than there are slots wait once, and each thread
         }
     }
     CHECK(told > 200);
-    // A thread that ends without asking tells nobody, and leaves nothing behind for the next one.
+    // A thread that ends without a wait reports nothing, and leaves nothing behind for the next thread.
     std::thread([&] { (void)embedding(table, bad); }).join();
     std::thread([&] {
         (void)embedding(table, good);

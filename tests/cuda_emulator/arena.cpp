@@ -23,13 +23,13 @@ using Time = std::chrono::steady_clock;
 
 constexpr std::uint64_t huge_page = std::uint64_t{2} << 20;
 
-std::uint64_t in_use[most_devices];  // bytes from the begin of each stretch, whole huge pages
+std::uint64_t in_use[most_devices];  // bytes from the start of each range, in whole huge pages
 int open_count = 0;
 bool is_open = false;
 Time::time_point last_close{};
 std::chrono::nanoseconds cost_of_closing{};
 
-/// Of this host thread: what others of the machine do does not count.
+/// CPU time of this host thread: other activity on the machine does not count.
 std::chrono::nanoseconds processor_time() {
     timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -55,7 +55,7 @@ void print(const std::string& text) {
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-/// Called for a load or a store that the page tables refuse.
+/// Called for a load or a store at an address that the page tables protect.
 void on_bad_access(int signal, siginfo_t* information, void*) {
     const auto address = reinterpret_cast<std::uintptr_t>(information->si_addr);
     if (arena.contains(address))
@@ -63,11 +63,12 @@ void on_bad_access(int signal, siginfo_t* information, void*) {
               describe(address) + ". Copy it with cudaMemcpyAsync first.\n");
     else if (is_stack_guard(address))
         print("CUDA emulator: a kernel's thread ran out of stack. Keep large arrays in shared memory.\n");
-    // The instruction runs again, and whoever was responsible before takes over.
+    // The instruction is executed again, and the previous handler takes over.
     sigaction(signal, &handler_before, nullptr);
 }
 
-/// Test frameworks put their own handler over ours, and take both away: so this is asked whenever memory is closed.
+/// Test frameworks install and remove their own handlers, which replaces ours: so this is called whenever memory is
+/// closed.
 void install_handler() {
     struct sigaction now;
     sigaction(SIGSEGV, nullptr, &now);
@@ -85,7 +86,7 @@ void install_handler() {
 
 void reserve_arena() {
     const std::uint64_t span = most_devices * arena_bytes;
-    // Room to begin at a multiple of the size of huge pages: opening and closing few of them is quick.
+    // Reserve enough to begin at a multiple of the huge page size: opening and closing a few huge pages is fast.
     const auto begin = reinterpret_cast<std::uintptr_t>(map(span + huge_page, PROT_NONE));
     arena.begin = (begin + huge_page - 1) / huge_page * huge_page;
     if (arena.begin != begin) munmap(reinterpret_cast<void*>(begin), arena.begin - begin);
@@ -133,7 +134,8 @@ OpenMemory::OpenMemory() {
 OpenMemory::~OpenMemory() {
     if (--open_count > 0) return;
     install_handler();
-    // Where huge pages are missing, closing gigabytes takes long. Then it is not done after every operation, so that it
+    // Without huge pages, closing gigabytes takes long. Then it is not done after every operation, so that it
+    //
     // takes at most a tenth of the time.
     if (cost_of_closing > std::chrono::microseconds(200) && Time::now() - last_close < 10 * cost_of_closing)
         return;

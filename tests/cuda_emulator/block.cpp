@@ -37,7 +37,7 @@ void run_fiber(transfer_t transfer) {
         cudaError_t status = cudaSuccess;
         try {
             worker.run_threads();
-            // Whatever comes next, this fiber has no thread any more.
+            // From here on this fiber no longer runs a thread.
             next = worker.ended_ == worker.count_ ? &worker.main_ : &worker.next_fiber();
         } catch (const StoppedOperation& stopped) {
             status = stopped.status;
@@ -75,7 +75,7 @@ void Worker::run(GridRun& grid, const std::function<void()>& between_blocks) {
     const StaticShared fixed = static_shared_of(grid.kernel);
     dynamic_shared.watch(reinterpret_cast<std::uintptr_t>(shared_memory), grid.shared_bytes);
     static_shared.watch(fixed.begin, fixed.bytes);
-    // The hooks see the whole of dynamic shared memory that a block could have, to tell what lies beyond.
+    // The hooks need the whole dynamic shared memory that a block could have, to detect accesses beyond the end.
     active = {.arena_span = arena.span,
               .dynamic_begin = dynamic_shared.begin(),
               .dynamic_bytes = most_shared_bytes,
@@ -116,7 +116,7 @@ void Worker::start_block(std::uint64_t index) {
     if (!async_copies.empty()) async_copies.clear();
     constexpr std::uint32_t most_time = (1u << 24) - 2;
     if (++block_time >= most_time || ++block_serial >= (1u << 28) - 2) {
-        // The counters have no more room in the records: begin anew.
+        // The counters would overflow their bit fields: start again.
         dynamic_shared.forget();
         static_shared.forget();
         block_time = block_serial = 1;
@@ -199,7 +199,7 @@ int Worker::wait_at_barrier(Barrier kind, bool predicate) {
     }
     barrier_sum_ += predicate ? 1 : 0;
     if (at_barrier_ + 1 == count_) {
-        // The last to come releases the others.
+        // The last thread to arrive releases the others.
         for (unsigned i = 0; i < at_barrier_; ++i) make_ready(barrier_threads_[i]);
         at_barrier_ = 0;
         barrier_result_ = barrier_sum_;
@@ -318,7 +318,7 @@ void Worker::abandon(cudaError_t status) {
     Fiber* self = running_;
     running_ = &main_;
     switch_fiber(*self, main_);
-    std::terminate();  // nobody comes back
+    std::terminate();  // not reached: no fiber switches back
 }
 
 std::string Worker::describe_thread(unsigned number) const {
@@ -331,7 +331,7 @@ std::string Worker::describe_place() const {
 
 bool is_kernel_thread() { return active.worker != nullptr; }
 void abandon_kernel(cudaError_t status) {
-    // The compiler holds announced accesses for calls that never throw, so with them nothing may be thrown from here.
+    // The compiler assumes that announced accesses never throw, so with them nothing may be thrown from here.
     if (!active.worker->announces_accesses()) throw StoppedOperation{status};
     active.worker->abandon(status);
 }

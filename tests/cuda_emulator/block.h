@@ -1,8 +1,8 @@
 #pragma once
 
-// Internal: how one host thread runs thread blocks, one after the other. Each thread of a block runs on a fiber until it
-// waits; then another one goes on. A fiber whose thread has ended takes the next one, so that a kernel without barriers
-// needs one fiber.
+// Internal: how one host thread runs thread blocks, one after the other. Each thread of a block runs on a fiber until
+// it must wait; then another one continues. A fiber whose thread has ended runs the next thread, so that a kernel
+// without barriers needs a single fiber.
 
 #include <cuda_runtime_api.h>
 
@@ -29,7 +29,7 @@ inline constexpr unsigned most_threads = 1024;
 inline constexpr unsigned lanes = 32;
 inline constexpr std::size_t most_shared_bytes = std::size_t{227} << 10;
 
-/// What lanes of a warp do together.
+/// The collective operations of the lanes of a warp.
 enum class Meeting : std::uint8_t {
     shuffle_index,
     shuffle_up,
@@ -43,7 +43,7 @@ enum class Meeting : std::uint8_t {
     load_matrix
 };
 
-/// A meeting to which lanes still have to come.
+/// A collective operation for which some lanes have not arrived yet.
 struct PendingMeeting {
     Meeting kind;
     unsigned mask = 0;
@@ -52,25 +52,25 @@ struct PendingMeeting {
 };
 
 struct Warp {
-    unsigned absent = 0;  // lanes that have returned, or never were
+    unsigned absent = 0;  // lanes that have returned or never existed
     std::uint32_t time = 0;
     int pending_count = 0;
     std::array<PendingMeeting, lanes / 2> pending;
 };
 
-/// An asynchronous copy that has not arrived.
+/// An asynchronous copy that has not completed.
 struct AsyncCopy {
     std::uintptr_t shared;
     std::uintptr_t global;
     int source_bytes;
-    int group;  // commits of this thread before it
+    int group;  // number of commits by this thread before the copy
 };
 struct AsyncCopies {
     std::vector<AsyncCopy> copies;
     int committed = 0;
 };
 
-/// One launch, shared by the host threads that run its blocks.
+/// One launch, shared by the host threads that execute its blocks.
 struct GridRun {
     const KernelBody* body;
     const void* kernel;
@@ -92,25 +92,25 @@ public:
     Worker(const Worker&) = delete;
     Worker& operator=(const Worker&) = delete;
 
-    /// Runs blocks of the grid until none is left. `between_blocks` is called after each.
+    /// Runs blocks of the grid until none is left. Calls `between_blocks` after each.
     void run(GridRun& grid, const std::function<void()>& between_blocks);
 
-    // ---- for the threads of the block ----
+    // ---- called by the threads of the block ----
     int wait_at_barrier(Barrier kind, bool predicate);
-    /// Waits for all lanes of `mask`. The last one calls `complete`, which finds the payloads of all.
+    /// Waits for all lanes of `mask`. The last one calls `complete`, which has access to the payloads of all.
     void meet(Meeting kind, unsigned mask, void* payload, void (*complete)(PendingMeeting&));
     [[noreturn]] void abandon(cudaError_t status);
     std::string describe_thread(unsigned thread) const;
     std::string describe_place() const;
 
     // ---- read by the checks ----
-    unsigned thread = 0;  // that runs now
+    unsigned thread = 0;  // the running thread
     std::uint64_t block_index = 0;
-    KernelAccess access{};  // of this thread now, without the bytes
+    KernelAccess access{};  // the current access of this thread, without its bytes
     bool announces_accesses() const { return grid_->body->is_checked; }
     bool has_fences() const { return grid_->has_fences.load(std::memory_order_relaxed); }
     void note_fence() { grid_->has_fences = true; }
-    /// Whether kernels may touch this address, which is neither device nor shared memory nor their stack.
+    /// Whether kernels may access this address, which is neither device nor shared memory nor their stack.
     bool is_open_to_kernels(std::uintptr_t address);
     std::uint32_t block_time = 1;
     std::uint32_t block_serial = 1;
@@ -140,12 +140,12 @@ private:
     [[noreturn]] void report_deadlock();
 
     GridRun* grid_ = nullptr;
-    std::array<std::uintptr_t, 64> known_pages_;  // of the host, that this kernel may touch
+    std::array<std::uintptr_t, 64> known_pages_;  // pages of the host that this kernel may access
     FiberPool fibers_;
     Fiber main_;
     Fiber* running_ = nullptr;
-    unsigned count_ = 0;        // threads of a block
-    unsigned next_thread_ = 0;  // that has not begun
+    unsigned count_ = 0;        // threads per block
+    unsigned next_thread_ = 0;  // the first thread that has not started
     unsigned ended_ = 0;
     bool abandoned_ = false;
     std::array<Thread, most_threads> threads_;
@@ -162,23 +162,23 @@ private:
     std::array<unsigned, most_threads> barrier_threads_;
 };
 
-/// Of this host thread.
+/// The worker of this host thread.
 Worker& this_worker();
-/// What the hooks need of the kernel that runs in this host thread; all 0 outside kernels.
+/// The data that the hooks need about the kernel that this host thread runs; all 0 outside kernels.
 struct ActiveKernel {
     std::uintptr_t arena_span;
     std::uintptr_t dynamic_begin, dynamic_bytes;
     std::uintptr_t static_begin, static_bytes;
     std::uintptr_t arguments_begin, arguments_bytes;
     int device;
-    // While the emulator itself works for a kernel: it may use functions of the standard library that were compiled for a
-    // kernel file, and announce their accesses.
+    // Set while the emulator itself works for a kernel: it may call functions of the standard library that were
+    // compiled for a kernel file and announce their accesses.
     bool muted;
     Worker* worker;
 };
 extern constinit thread_local ActiveKernel active __attribute__((tls_model("initial-exec")));
 
-/// The emulator works for a kernel while one lives.
+/// Sets ActiveKernel::muted while the object exists.
 class Muted {
 public:
     Muted() { active.muted = true; }
@@ -187,10 +187,10 @@ public:
     Muted& operator=(const Muted&) = delete;
 };
 
-/// The names of the meetings in CUDA.
+/// The CUDA name of a collective operation.
 const char* name_of(Meeting meeting);
 
-/// Runs the grid on this host thread and, when it takes long, on others too.
+/// Runs the grid on this host thread and, if it takes long, on others too.
 cudaError_t run_grid(GridRun& grid);
 
 }  // namespace potluck::emulator

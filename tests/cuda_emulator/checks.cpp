@@ -15,7 +15,7 @@ const DeviceMemory& memory_of(std::uintptr_t address) {
     return state().devices[static_cast<std::size_t>(arena.device_of(address))]->memory;
 }
 
-/// `what` is empty for an access of a kernel.
+/// `what` is empty for an access by a kernel.
 [[noreturn]] void report_device(std::uintptr_t address, std::uint64_t bytes, bool write, const char* what,
                                 std::uintptr_t first_bad) {
     const DeviceMemory& memory = memory_of(first_bad);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: what is checked at each load and store of a kernel. The quick way is here; what it does not let pass is looked
-// at in checks.cpp.
+// Internal: the checks at each load and store of a kernel. The fast path is here; what it does not accept is checked in
+// detail in checks.cpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,15 +14,15 @@
 
 namespace potluck::emulator {
 
-/// Any access of a kernel: device memory, shared memory, or what needs no check.
+/// Checks any access of a kernel: to device memory, shared memory, or memory that needs no check.
 void check_access(std::uintptr_t address, std::size_t bytes, bool write);
-/// An access to device memory of at most 16 bytes, byte by byte: faults, or marks what is written.
+/// Checks an access to device memory of at most 16 bytes, byte by byte: reports a fault, or marks the bytes as written.
 void check_device_slowly(std::uintptr_t address, std::size_t bytes, bool write);
-/// An access to memory of the host: faults unless kernels may touch it.
+/// Checks an access to host memory: a fault unless kernels may access it.
 void check_host(std::uintptr_t address, std::size_t bytes, bool write);
 [[noreturn]] void report_misaligned(std::uintptr_t address, std::size_t bytes, bool write);
 
-/// The bytes of shadow that say "written", for an access of Bytes bytes.
+/// The shadow value of an access of Bytes bytes that are all "written".
 template <std::size_t Bytes>
 bool is_all_written(const std::uint8_t* shadow) {
     if constexpr (Bytes == 1) {

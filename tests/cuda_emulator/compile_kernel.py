@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """compile_kernel.py OUTPUT COMMAND...: compiles a kernel file for the emulator, and adds a table to the object.
 
-The table says how many bytes of static shared memory (`__shared__` variables) a launch of each function takes, as nvcc
-counts them: the variables that the function names, and those of the functions that it calls. They are thread-local
-variables here, so the assembler's text names them at each use. `emulator::add_static_shared` reads the table.
+The table lists how many bytes of static shared memory (`__shared__` variables) a launch of each function needs, counted
+like nvcc: the variables that the function uses, and those of the functions that it calls. They are thread-local
+variables here, so the assembler code names them at each use. `emulator::add_static_shared` reads the table.
 """
 
 import re

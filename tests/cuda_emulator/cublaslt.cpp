@@ -1,5 +1,5 @@
 // The double of cuBLASLt: the heuristic and the product. It checks what the real library is documented to check, and
-// computes plainly: sums in f32 (f64 for f64), rounded once.
+// computes without tricks: sums in f32 (f64 for f64), rounded once.
 
 #include "tests/cuda_emulator/cublaslt.h"
 
@@ -19,8 +19,8 @@ namespace {
 
 using cpu::Matrix;
 
-// What the double writes into a cublasLtMatmulAlgo_t. The real one is opaque too, and only fits the problem that the
-// heuristic was asked for.
+// The double's content of a cublasLtMatmulAlgo_t. The real one is opaque too, and is only valid for the problem for
+// which the heuristic was called.
 struct Algorithm {
     std::uint64_t magic;
     std::uint64_t problem;  // a hash of sizes, types and layouts
@@ -62,7 +62,7 @@ struct Call {
     double alpha, beta;
 };
 
-/// Column by column (row by row), or at once where there are no gaps.
+/// Checks column by column (row by row), or everything at once if there are no gaps.
 template <class Check>
 void for_each_run(const MatrixLayoutState& x, const void* data, const Check& check) {
     const std::int64_t element = bytes_of(x.type);
@@ -72,7 +72,7 @@ void for_each_run(const MatrixLayoutState& x, const void* data, const Check& che
         length *= runs;
         runs = 1;
     }
-    // A matrix that all batches share is looked at once.
+    // A matrix that all batches share is checked once.
     const std::int64_t batches = x.batch_stride == 0 ? 1 : x.batch_count;
     for (std::int64_t batch = 0; batch < batches; ++batch)
         for (std::int64_t run = 0; run < runs; ++run)
@@ -131,7 +131,7 @@ void store_at(cudaDataType type, void* data, std::int64_t index, double value) {
     }
 }
 
-/// op(X) of one batch in the compute type: the memory itself, or a copy in the same order without gaps.
+/// op(X) of one batch in the compute type: the memory itself, or a contiguous copy in the same order.
 template <class T>
 Matrix<const T> operand(const MatrixLayoutState& x, const void* data, std::int64_t batch, bool turned,
                         bool tf32, std::vector<T>& copy) {
@@ -156,7 +156,7 @@ Matrix<const T> operand(const MatrixLayoutState& x, const void* data, std::int64
     return turned ? seen.transposed() : seen;
 }
 
-/// By tanh. The manual says no more than "GELU"; llm.c and PyTorch use it in place of the tanh approximation.
+/// GELU by its tanh approximation. The manual only says "GELU"; llm.c and PyTorch use it as the tanh approximation.
 template <class T>
 T gelu(T x) {
     const double v = static_cast<double>(x);
@@ -210,7 +210,7 @@ void multiply(const Call& call) {
 void run(const Call& call) {
     check_matrix_read(call.a, call.a_data, "A");
     check_matrix_read(call.b, call.b_data, "B");
-    // With beta = 0 the manual lets C hold anything.
+    // With beta = 0 the manual allows any content of C.
     if (call.beta != 0) check_matrix_read(call.c, call.c_data, "C");
     if (call.operation.adds_bias()) check_read(call.operation.bias, call.m * bytes_of(call.d.type), "bias");
     check_matrix_write(call.d, call.d_data, "D");
@@ -226,7 +226,7 @@ void run(const Call& call) {
         multiply<float>(call);
 }
 
-/// Whether two matrices have bytes in common (taken as whole ranges).
+/// Whether two matrices overlap in memory (taken as whole ranges).
 bool overlap(const MatrixLayoutState& x, const void* x_data, const MatrixLayoutState& y, const void* y_data) {
     const auto range = [](const MatrixLayoutState& matrix, const void* data) {
         const auto begin = reinterpret_cast<std::uintptr_t>(data);
@@ -249,8 +249,9 @@ using namespace potluck::emulator;
 
 extern "C" {
 
-// Stands for the real heuristic: where the caller promises 16 bytes and all steps between columns are multiples of it,
-// the algorithm needs them (as kernels with vector loads do); a long sum is cut in pieces that meet in the workspace.
+// Replaces the real heuristic: where the caller promises 16 bytes and all column strides are multiples of that, the
+// algorithm requires them (like kernels with vector loads); a long sum is split into pieces that are combined in the
+// workspace.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -309,7 +310,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     };
     if (scalar(beta) != 0 && c == nullptr)
         return refused(CUBLAS_STATUS_INVALID_VALUE, "C is NULL and beta is not 0");
-    // Without an algorithm the library asks its heuristic itself, with default preferences: no workspace.
+    // Without an algorithm the library calls its heuristic itself, with default preferences: no workspace.
     Algorithm algorithm{magic, fingerprint(p), 0, {}, {}};
     for (std::uint32_t& alignment : algorithm.alignment) alignment = 1;
     if (algo != nullptr) std::memcpy(&algorithm, algo, sizeof(algorithm));
@@ -324,7 +325,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     // The manual, cublasSetWorkspace(): "must be aligned to at least 256 bytes"; cublasLtMatmul() does not repeat it.
     if (algorithm.workspace_bytes > 0 && !is_aligned(workspace, 256))
         return refused(CUBLAS_STATUS_INVALID_VALUE, "the workspace is not aligned to 256 bytes");
-    // Which status a misaligned operand gets is not documented; the header's "parameters in conflict" fits best.
+    // The status for a misaligned operand is not documented; the header's "parameters in conflict" fits best.
     const void* operands[] = {a, b, scalar(beta) != 0 ? c : d, d};
     const char* names[] = {"A", "B", "C", "D"};
     for (int i = 0; i < 4; ++i)
@@ -332,7 +333,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
             return refused(CUBLAS_STATUS_INVALID_VALUE, std::string(names[i]) + " is not aligned to the " +
                                                             std::to_string(algorithm.alignment[i]) +
                                                             " bytes that the algorithm was chosen for");
-    // In place, C and D must be one matrix; other overlaps have no defined result.
+    // In place, C and D must be the same matrix; other overlaps have an undefined result.
     if (c == d &&
         (p.c->leading != p.d->leading || p.c->order != p.d->order || p.c->batch_stride != p.d->batch_stride))
         return refused(CUBLAS_STATUS_INVALID_VALUE, "C and D are one address with different layouts");
@@ -352,7 +353,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     const cudaError_t status = library_call(stream, "cublasLtMatmul", [call, workspace, used] {
         if (used > 0) {
             check_write(workspace, static_cast<std::int64_t>(used), "workspace");
-            std::memset(workspace, 0xff, used);  // what lay there is gone
+            std::memset(workspace, 0xff, used);  // destroys the previous content
         }
         run(call);
     });

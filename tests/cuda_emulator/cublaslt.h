@@ -1,6 +1,6 @@
 #pragma once
 
-// What the double of cuBLASLt keeps behind the handles of the real header, and how it reads them.
+// The objects behind the handles of the real header in the double of cuBLASLt, and functions that read them.
 
 #include <cublasLt.h>
 
@@ -21,7 +21,7 @@ struct MatrixLayoutState : cublasLtMatrixLayoutOpaque_t {
 
     std::int64_t row_step() const { return order == CUBLASLT_ORDER_ROW ? leading : 1; }
     std::int64_t column_step() const { return order == CUBLASLT_ORDER_ROW ? 1 : leading; }
-    /// Elements from the first to behind the last.
+    /// Number of elements from the first to the last, including gaps.
     std::int64_t span() const;
 };
 
@@ -32,7 +32,7 @@ struct MatmulDescState : cublasLtMatmulDescOpaque_t {
     std::int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
     std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void* bias = nullptr;
-    void* auxiliary = nullptr;  // of the type of D
+    void* auxiliary = nullptr;  // with the type of D
     std::int64_t auxiliary_leading = 0;
 
     bool adds_bias() const {
@@ -47,14 +47,14 @@ struct MatmulPreferenceState : cublasLtMatmulPreferenceOpaque_t {
     std::uint32_t alignment[4] = {256, 256, 256, 256};  // A B C D
 };
 
-/// One product as the descriptors say it: sizes of op(A) op(B), and the operands' layouts.
+/// One product as described by the descriptors: sizes of op(A) op(B), and the layouts of the operands.
 struct MatmulProblem {
     const MatmulDescState* operation;
     const MatrixLayoutState *a, *b, *c, *d;
     std::int64_t m, n, k;
 };
 
-/// Fills `problem`, or says why the library would refuse the descriptors.
+/// Fills `problem`, or records why the library would refuse the descriptors.
 cublasStatus_t read_problem(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                             MatmulProblem& problem);

@@ -1,5 +1,5 @@
-// The double of cuBLASLt: handles, descriptors, and what combinations of them the library takes. After the comments of
-// cublasLt.h of CUDA 13.0 and the cuBLAS manual, section cublasLtMatmul.
+// The double of cuBLASLt: handles, descriptors, and the combinations that the library accepts, according to the
+// comments of cublasLt.h of CUDA 13.0 and the cuBLAS manual, section cublasLtMatmul.
 
 #include <array>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "tests/cuda_emulator/cublaslt.h"
 #include "tests/cuda_emulator/library_refusal.h"
 
-// Opaque in the header. The manual: a handle is tied to the device that is current when it is made.
+// Opaque in the header. According to the manual a handle is bound to the device that is current when it is created.
 struct cublasLtContext {
     int device;
 };
@@ -20,7 +20,7 @@ constexpr const char* handle_kind = "cublasLt handle";
 constexpr const char* layout_kind = "cublasLt matrix layout";
 constexpr const char* operation_kind = "cublasLt matmul descriptor";
 
-/// Copies an attribute in, whose size must be exact.
+/// Copies the value of an attribute, whose size must match exactly.
 template <class Value>
 cublasStatus_t read_attribute(Value& value, const void* buffer, std::size_t bytes) {
     if (buffer == nullptr) return refused(CUBLAS_STATUS_INVALID_VALUE, "the attribute's buffer is NULL");
@@ -31,7 +31,7 @@ cublasStatus_t read_attribute(Value& value, const void* buffer, std::size_t byte
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/// A row of the manual's table of types for matrices in plain order: no others are called for.
+/// A row of the manual's table of types for matrices in plain order, the only one that we use.
 struct Types {
     cublasComputeType_t compute;
     cudaDataType scale, operands, result;
@@ -44,7 +44,7 @@ constexpr std::array table{
     Types{CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16F, CUDA_R_32F, true},
     Types{CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, true},
     Types{CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, true},
-    // The manual lists no bias type in the rows of 64-bit types: read as no epilogue.
+    // The manual lists no bias type in the rows of 64-bit types: interpreted as no epilogue.
     Types{CUBLAS_COMPUTE_64F, CUDA_R_64F, CUDA_R_64F, CUDA_R_64F, false},
 };
 
@@ -54,7 +54,7 @@ cublasStatus_t check_layout(const MatrixLayoutState& layout, const std::string& 
         return refused(CUBLAS_STATUS_NOT_SUPPORTED,
                        name + " has order " + std::to_string(layout.order) +
                            ", which is for other types than floats of 16, 32 or 64 bits");
-    // The manual is silent on sizes of 0. Nothing is computed then, so asking is taken for a mistake.
+    // The manual does not mention sizes of 0. Nothing is computed then, so the call is treated as a mistake.
     if (layout.rows == 0 || layout.columns == 0)
         return refused(CUBLAS_STATUS_INVALID_VALUE, name + " has a size of 0");
     // cublasLt.h: "usually only values that can be expressed as int32_t are supported".
@@ -69,7 +69,7 @@ cublasStatus_t check_layout(const MatrixLayoutState& layout, const std::string& 
     if (layout.batch_count < 1)
         return refused(CUBLAS_STATUS_INVALID_VALUE,
                        name + " has a batch count of " + std::to_string(layout.batch_count));
-    // Not in the manual: tensorflow pull request 44175 and later jax report batches that are refused beyond 2^16 - 1.
+    // Not in the manual: tensorflow pull request 44175 and later jax report that batches beyond 2^16 - 1 are refused.
     if (layout.batch_count > 65535)
         return refused(CUBLAS_STATUS_NOT_SUPPORTED,
                        name + " has a batch count of " + std::to_string(layout.batch_count) + ", over 65535");
@@ -161,14 +161,14 @@ cublasStatus_t read_problem(cublasLtHandle_t handle, cublasLtMatmulDesc_t operat
         if (const cublasStatus_t status = check_layout(*layouts[i], names[i]);
             status != CUBLAS_STATUS_SUCCESS)
             return status;
-        // What the library's log says: "batch count must be equal to all other matrices batch counts".
+        // According to the library's log: "batch count must be equal to all other matrices batch counts".
         if (layouts[i]->batch_count != p.d->batch_count)
             return refused(CUBLAS_STATUS_INVALID_VALUE, std::string("the batch count of ") + names[i] +
                                                             " is " + std::to_string(layouts[i]->batch_count) +
                                                             ", that of D is " +
                                                             std::to_string(p.d->batch_count));
     }
-    // Results that lie over each other have no defined content.
+    // Overlapping results have undefined content.
     if (p.d->batch_count > 1 && p.d->batch_stride < p.d->span())
         return refused(CUBLAS_STATUS_INVALID_VALUE, "the matrices of D overlap: their stride is " +
                                                         std::to_string(p.d->batch_stride) + ", each spans " +

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the double of cuDNN keeps behind the handles of the real header. The structures are declared there, outside any
-// namespace, and defined by whoever is the library.
+// The objects behind the handles of the real header in the double of cuDNN. The header declares the structures outside
+// any namespace, and the library defines them.
 
 #include <cudnn.h>
 
@@ -14,7 +14,7 @@ struct cudnnContext {
 };
 struct cudnnTensorStruct {
     cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    std::array<std::int64_t, 4> size{};  // n c h w; without gaps
+    std::array<std::int64_t, 4> size{};  // n c h w; contiguous
 };
 struct cudnnFilterStruct {
     cudnnDataType_t type = CUDNN_DATA_FLOAT;

@@ -1,5 +1,5 @@
-// The double of cuDNN: convolution and its two gradients. It checks what the reference of cuDNN 9 demands, and computes
-// by the definition: sums in the compute type, in one fixed order.
+// The double of cuDNN: convolution and its two gradients. It checks what the reference of cuDNN 9 requires, and
+// computes by the definition: sums in the compute type, in a fixed order.
 
 #include <cmath>
 #include <cstring>
@@ -85,8 +85,8 @@ cudnnStatus_t read_problem(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudn
     return CUDNN_STATUS_SUCCESS;
 }
 
-/// What an algorithm asks for; -1 for one that this double has not. The real sizes are the library's own: these make sure
-/// that a caller asks.
+/// The workspace of an algorithm; -1 for one that this double does not have. The real sizes are undocumented: these
+/// make sure that a caller asks for them.
 std::int64_t workspace_of(const Problem& p, int algorithm) {
     switch (p.pass) {
         case Pass::forward:
@@ -141,7 +141,7 @@ void store_at(cudnnDataType_t type, void* data, std::int64_t i, double value) {
     }
 }
 
-/// All elements in the compute type; with TF32 rounded to its 10 bits of mantissa.
+/// All elements in the compute type; with TF32 rounded to 10 bits of mantissa.
 template <class T>
 std::vector<T> read_all(cudnnDataType_t type, const void* data, std::int64_t count, bool tf32) {
     std::vector<T> values(static_cast<std::size_t>(count));
@@ -156,7 +156,7 @@ std::vector<T> read_all(cudnnDataType_t type, const void* data, std::int64_t cou
     return values;
 }
 
-/// Calls visit(input, output, factor's place in w) for all products of one image, group, filter and channel.
+/// Calls visit(input, output, index of the weight in w) for all products of one image, group, filter and channel.
 template <class Visit>
 void for_each_product(const Problem& p, std::int64_t filter, std::int64_t channel, const Visit& visit) {
     const auto& c = p.convolution;
@@ -235,7 +235,7 @@ void convolve(const Problem& p, const void* x_data, const void* w_data, const vo
     }
 }
 
-/// The part that the three passes share. The result is one of x, w, y.
+/// The common part of the three passes. The result is one of x, w, y.
 cudnnStatus_t run(cudnnHandle_t handle, const Problem& p, const void* alpha, const void* beta, const void* x,
                   const void* w, const void* y, void* result, int algorithm, void* workspace,
                   std::size_t workspace_bytes, const char* name) {
@@ -270,7 +270,7 @@ cudnnStatus_t run(cudnnHandle_t handle, const Problem& p, const void* alpha, con
         check_write(result, count_of(size) * element, "the result");
         if (needed > 0) {
             check_write(workspace, needed, "workspace");
-            std::memset(workspace, 0xff, static_cast<std::size_t>(needed));  // what lay there is gone
+            std::memset(workspace, 0xff, static_cast<std::size_t>(needed));  // destroys the previous content
         }
         if (p.x.type == CUDNN_DATA_DOUBLE)
             convolve<double>(p, x, w, y, result, factor, kept);

@@ -1,6 +1,6 @@
-// The double of cuDNN: handles and descriptors. After the reference of cuDNN 9 (libraries cudnn_graph, cudnn_ops and
-// cudnn_cnn). Every refusal is CUDNN_STATUS_BAD_PARAM or CUDNN_STATUS_NOT_SUPPORTED: which of the finer codes of version
-// 9 a call returns is not documented, and callers should ask for the category.
+// The double of cuDNN: handles and descriptors, according to the reference of cuDNN 9 (libraries cudnn_graph, cudnn_ops
+// and cudnn_cnn). Every refusal is CUDNN_STATUS_BAD_PARAM or CUDNN_STATUS_NOT_SUPPORTED: which of the finer codes of
+// version 9 a call returns is not documented, and callers should check only the category.
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,9 @@
-// The double of cuDNN's graph interface: descriptors and their attributes, after the reference of cuDNN 9 ("cudnn_graph
-// library"). It knows what cuda/cudnn_graph.cpp uses and refuses everything else. Which graphs the real library has an
-// engine for is not documented in full; this double runs any graph. The graphs of cuda/fused_attention.cpp were given to
-// library 9.19 itself, for devices of compute capability 8.0 and 9.0 that were described by their properties
-// (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION): it proposed engines and compiled their kernels.
+// The double of cuDNN's graph interface: descriptors and their attributes, according to the reference of cuDNN 9
+// ("cudnn_graph library"). It supports what cuda/cudnn_graph.cpp uses and refuses everything else. It is not fully
+// documented for which graphs the real library has an engine; this double runs any graph. The graphs of
+// cuda/fused_attention.cpp were given to the real library, version 9.19, for devices of compute capability 8.0 and 9.0
+// that were described by their properties (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION): it proposed engines and compiled
+// their kernels.
 
 #include "tests/cuda_emulator/cudnn_graph.h"
 
@@ -23,7 +24,7 @@ struct Attribute {
     cudnnBackendAttributeType_t type;
     std::size_t bytes;  // of one element
     bool is_required = true;
-    bool is_list = false;  // else it has one element
+    bool is_list = false;  // false: it has a single element
 };
 
 const Attribute a_part{CUDNN_TYPE_BACKEND_DESCRIPTOR, sizeof(void*)};
@@ -123,7 +124,7 @@ cudnnStatus_t finalize_tensor(const BackendDescriptor& descriptor) {
     return CUDNN_STATUS_SUCCESS;
 }
 
-/// Every descriptor behind an attribute must still live and be finished.
+/// Whether all descriptors in its attributes still exist and are finalised.
 bool parts_are_final(const BackendDescriptor& descriptor) {
     for (const auto& [name, parts] : descriptor.parts)
         for (BackendDescriptor* part : parts)

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the double of cuDNN's graph interface keeps behind its descriptors, and the graphs that come out of them.
+// The objects behind the descriptors of the double of cuDNN's graph interface, and the graphs that are built from them.
 
 #include <cudnn.h>
 
@@ -41,13 +41,13 @@ struct OperationGraph {
     std::vector<GraphOperation> operations;
 };
 
-/// What cudnnBackendDescriptor_t points to: the attributes as they were set.
+/// The target of cudnnBackendDescriptor_t: the attributes as they were set.
 struct BackendDescriptor {
     cudnnBackendDescriptorType_t kind{};
     bool is_final = false;
     std::map<int, std::vector<std::byte>> values;
     std::map<int, std::vector<BackendDescriptor*>> parts;
-    std::shared_ptr<const OperationGraph> graph;  // of a finished graph and of what was made from it
+    std::shared_ptr<const OperationGraph> graph;  // of a finalised graph and of everything made from it
 
     template <class T>
     T value(cudnnBackendAttributeName_t name, T otherwise = {}) const {
@@ -67,15 +67,15 @@ struct BackendDescriptor {
     }
 };
 
-/// Checks the operations of a graph and puts them together; null, with the reason recorded, for one that cannot run.
+/// Checks the operations of a graph and sorts them; returns null, and records the reason, for one that cannot run.
 std::shared_ptr<const OperationGraph> make_graph(const BackendDescriptor& descriptor);
 
-/// Workspace that the double asks for, so that callers must bring some.
+/// The workspace that the double requires, so that callers must provide one.
 inline constexpr std::int64_t graph_workspace_bytes = 1024;
 cudnnStatus_t run_graph(cudnnHandle_t handle, const std::shared_ptr<const OperationGraph>& graph,
                         const std::map<std::int64_t, void*>& pointers, void* workspace);
 
-/// Lets the double find no engine for any graph, as the real library does for those that it does not recognise.
+/// Makes the double find no engine for any graph, as the real library does for graphs that it does not recognise.
 void refuse_graphs(bool refuse);
 
 }  // namespace potluck::emulator

@@ -1,4 +1,4 @@
-// The double of cuDNN's graph interface: what a graph may look like, and its plain computation, operation by operation.
+// The double of cuDNN's graph interface: which graphs are valid, and their evaluation, operation by operation.
 
 #include <algorithm>
 #include <cmath>
@@ -85,11 +85,11 @@ std::size_t inputs_of(int mode) {
         case CUDNN_POINTWISE_BINARY_SELECT:
             return 3;
         default:
-            return 0;  // not known here
+            return 0;  // unknown here
     }
 }
 
-/// The type that the library's attention graphs compute each operation in; its engines take no other.
+/// The compute type of each operation in the library's attention graphs; its engines accept no other.
 cudnnDataType_t math_type_of(int mode) {
     if (mode == CUDNN_POINTWISE_GEN_INDEX) return CUDNN_DATA_INT32;
     return mode == CUDNN_POINTWISE_CMP_GE ? CUDNN_DATA_BOOLEAN : CUDNN_DATA_FLOAT;
@@ -97,7 +97,7 @@ cudnnDataType_t math_type_of(int mode) {
 
 std::int64_t count_of_tensor(const GraphTensor& tensor) { return count_of(tensor.sizes); }
 
-/// What is wrong with the shapes of an operation; "" when they fit.
+/// The error in the shapes of an operation; "" when they are valid.
 std::string misfit(const GraphOperation& operation) {
     const FourSizes& y = operation.output.sizes;
     const FourSizes& x = operation.inputs[0].sizes;
@@ -140,7 +140,7 @@ std::string misfit(const GraphOperation& operation) {
 
 // ---- computing ----
 
-/// A tensor during a run: its elements in row-major order. Integers and bools are small enough for f32.
+/// A tensor during a run: its elements in row-major order. Integers and bools are small enough to be stored in f32.
 struct Value {
     FourSizes sizes{};
     std::vector<float> elements;
@@ -150,7 +150,7 @@ std::size_t place(const FourSizes& sizes, std::int64_t a, std::int64_t b, std::i
     return static_cast<std::size_t>(((a * sizes[1] + b) * sizes[2] + c) * sizes[3] + d);
 }
 
-/// Calls visit(row-major place, offset in memory) for all elements.
+/// Calls visit(row-major position, offset in memory) for all elements.
 template <class Visit>
 void for_each_element(const GraphTensor& tensor, const Visit& visit) {
     const auto& [n, strides] = std::pair(tensor.sizes, tensor.strides);
@@ -162,7 +162,7 @@ void for_each_element(const GraphTensor& tensor, const Visit& visit) {
                           a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]);
 }
 
-/// Calls visit(offset, elements) for pieces without holes that together are the tensor.
+/// Calls visit(offset, elements) for contiguous pieces that together form the tensor.
 template <class Visit>
 void for_each_run(const GraphTensor& tensor, const Visit& visit) {
     const std::size_t along = tensor.strides[3] != 1 && tensor.strides[2] == 1 ? 2 : 3;
@@ -283,7 +283,7 @@ Value compute_reduction(const GraphOperation& operation, const Value& x) {
     return y;
 }
 
-/// The memory of x, holes and all, seen in the shape and strides of the output.
+/// The memory of x, including gaps, in the shape and strides of the output.
 Value compute_reshape(const GraphOperation& operation, const Value& x) {
     std::int64_t extent = 1;
     for (const GraphTensor* tensor : {&operation.inputs[0], &operation.output})
@@ -362,7 +362,7 @@ std::shared_ptr<const OperationGraph> make_graph(const BackendDescriptor& descri
 cudnnStatus_t run_graph(cudnnHandle_t handle, const std::shared_ptr<const OperationGraph>& graph,
                         const std::map<std::int64_t, void*>& pointers, void* workspace) {
     if (workspace == nullptr) return refused(CUDNN_STATUS_BAD_PARAM, "the plan needs a workspace");
-    // Numbers are read now, memory when the stream comes to it.
+    // Numbers are read now, memory when the operation runs in the stream.
     std::map<std::int64_t, Value> numbers;
     for (const GraphOperation& operation : graph->operations) {
         std::vector<GraphTensor> tensors = operation.inputs;
@@ -385,7 +385,7 @@ cudnnStatus_t run_graph(cudnnHandle_t handle, const std::shared_ptr<const Operat
     const cudaError_t status = library_call(handle->stream, "cudnnBackendExecute", [=] {
         check_write(workspace, graph_workspace_bytes, "workspace");
         std::memset(workspace, 0xff,
-                    static_cast<std::size_t>(graph_workspace_bytes));  // what lay there is gone
+                    static_cast<std::size_t>(graph_workspace_bytes));  // destroys the previous content
         std::map<std::int64_t, Value> values = numbers;
         for (const GraphOperation& operation : graph->operations) {
             std::vector<const Value*> inputs;

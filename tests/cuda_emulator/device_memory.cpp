@@ -11,9 +11,9 @@ namespace potluck::emulator {
 namespace {
 
 constexpr std::uint64_t alignment = 256;
-constexpr std::uint64_t gap = 256;                               // behind each allocation
+constexpr std::uint64_t gap = 256;                               // after each allocation
 constexpr std::uint64_t most_resting = std::uint64_t{64} << 20;  // bytes
-constexpr std::uint64_t most_idle = std::uint64_t{512} << 20;    // freed since pages were given back
+constexpr std::uint64_t most_idle = std::uint64_t{512} << 20;    // freed since pages were last returned
 
 std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 

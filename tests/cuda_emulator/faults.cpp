@@ -1,4 +1,4 @@
-// Faults: what was seen, and what becomes of the device.
+// Faults: the list of recorded faults, and their effect on the device.
 
 #include <fmt/format.h>
 

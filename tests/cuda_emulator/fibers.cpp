@@ -17,7 +17,7 @@
 
 namespace potluck::emulator {
 
-// One behind the other: a page that may not be touched, then a stack.
+// Each stack follows a guard page.
 Stacks stacks;
 
 namespace {
@@ -85,12 +85,12 @@ FiberPool::~FiberPool() {
 }
 
 void FiberPool::prepare(Fiber& fiber) {
-    // Stacks that begin at the same place of a page would compete for the same lines of the cache.
+    // Stacks that begin at the same offset within a page would compete for the same cache lines.
     const std::size_t shift = (reinterpret_cast<std::uintptr_t>(fiber.stack) / slot_bytes) % 32 * 128;
     fiber.context = make_fcontext(fiber.stack + fiber.stack_bytes - shift, fiber.stack_bytes - shift, entry_);
     fiber.fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-    // Frames that were left for good still have their borders marked.
+    // Abandoned frames still have their red zones marked.
     __asan_unpoison_memory_region(fiber.stack, fiber.stack_bytes);
 #endif
 }

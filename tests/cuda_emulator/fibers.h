@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: fibers, on which the threads of a block run. A switch takes a few nanoseconds, and a fiber that waits for
-// good may simply be left: nothing on its stack needs a destructor.
+// Internal: fibers, which run the threads of a block. A switch takes a few nanoseconds, and a fiber that will never
+// continue can simply be abandoned: nothing on its stack needs a destructor.
 
 #include <boost/context/detail/fcontext.hpp>
 
@@ -16,13 +16,13 @@ struct OfThisThread {};
 
 struct Fiber {
     Fiber() = default;
-    /// Where this host thread itself runs.
+    /// The fiber of the host thread itself.
     explicit Fiber(OfThisThread);
 
     boost::context::detail::fcontext_t context = nullptr;
-    char* stack = nullptr;  // its lowest byte, above a page that may not be touched
+    char* stack = nullptr;  // its lowest byte, above a guard page
     std::size_t stack_bytes = 0;
-    void* fake_stack = nullptr;  // of the address sanitizer
+    void* fake_stack = nullptr;  // for the address sanitizer
 };
 
 /// The fibers of one host thread.
@@ -36,9 +36,9 @@ public:
 
     /// An idle fiber, or a new one.
     Fiber& take();
-    /// The fiber has nothing to do, and goes on where it stopped when it is taken again.
+    /// Declares the fiber idle; it continues where it stopped when it is taken again.
     void put_idle(Fiber& fiber) { idle_.push_back(&fiber); }
-    /// Leaves all fibers where they are; they begin anew when they are taken again.
+    /// Abandons all fibers; they start again when they are taken.
     void abandon_all();
 
 private:
@@ -49,16 +49,16 @@ private:
     std::vector<Fiber*> idle_;
 };
 
-/// Where the stacks of all fibers lie.
+/// The address range of all fiber stacks.
 struct Stacks {
     std::uintptr_t begin = 0;
     std::uintptr_t bytes = 0;
 };
 extern Stacks stacks;
 
-/// Goes to `to`; returns when somebody comes back to `from`.
+/// Switches to `to`; returns when another fiber switches back to `from`.
 void switch_fiber(Fiber& from, Fiber& to);
-/// What a fiber's entry does first with its argument.
+/// Must be called first by a fiber's entry function, with its argument.
 void arrived(boost::context::detail::transfer_t transfer, Fiber& self);
 
 }  // namespace potluck::emulator

@@ -1,8 +1,8 @@
 #pragma once
 
 // Internal: stream capture and graphs. A captured graph is the list of its operations in the order in which the host
-// recorded them; each belongs to a branch (one captured stream), and records and waits of events between branches are
-// operations too, so that a replay checks the order between branches.
+// recorded them. Each belongs to a branch (one captured stream); event records and waits between branches are also
+// operations, so that a replay checks the order between branches.
 
 #include <cuda_runtime_api.h>
 
@@ -26,7 +26,7 @@ struct GraphMemory {
     std::uintptr_t address;
 };
 
-/// What a graph and the executables made of it share.
+/// The data that a graph and its executables share.
 struct GraphBody {
     struct Node {
         enum class Kind : std::uint8_t { operation, fork, wait } kind;
@@ -34,25 +34,25 @@ struct GraphBody {
         const char* name;
         const void* kernel;
         std::function<void()> body;
-        int event;  // fork: marks the branch's progress under this number; wait: waits for it
+        int event;  // fork: marks the branch's progress with this number; wait: waits for it
     };
     std::vector<Node> nodes;
     std::vector<int> branch_devices;
     int events = 0;
     std::vector<GraphMemory> memory;
-    std::vector<CUgraphNode_st> handles;  // that cudaGraphGetNodes gives away
+    std::vector<CUgraphNode_st> handles;  // returned by cudaGraphGetNodes
 
     GraphBody() = default;
     GraphBody(const GraphBody&) = delete;
     GraphBody& operator=(const GraphBody&) = delete;
-    ~GraphBody();  // gives the memory back
+    ~GraphBody();  // frees the memory
 };
 
 struct Capture {
-    std::uint64_t number;  // of the process
+    std::uint64_t number;  // unique in the process
     CUstream_st* origin;
     std::vector<CUstream_st*> streams;  // by branch
-    std::set<int> unjoined;             // branches that have work the origin did not wait for
+    std::set<int> unjoined;             // branches with work for which the origin has not waited
     std::shared_ptr<GraphBody> body;
     bool is_valid = true;
     cudaStreamCaptureMode mode;
@@ -68,9 +68,9 @@ cudaError_t replay(GraphBody& body, CUstream_st& stream);
 /// Addresses of memory that graphs allocated.
 std::set<std::uintptr_t>& graph_memory();
 bool is_graph_memory(std::uintptr_t address);
-/// Whether this thread may not do what no capture allows (cudaMalloc, waiting for the device).
+/// Whether this thread must not make calls that are forbidden during capture (cudaMalloc, waiting for the device).
 bool capture_forbids();
-/// Makes the captures that are going on useless, as the runtime does after a forbidden call.
+/// Invalidates the active captures, as the runtime does after a forbidden call.
 void invalidate_captures();
 
 }  // namespace potluck::emulator

@@ -1,4 +1,4 @@
-// Launches: what a card would refuse, and how the blocks of a grid are spread over host threads.
+// Launches: what a GPU would refuse, and how the blocks of a grid are distributed over host threads.
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@ int host_threads() {
     return count;
 }
 
-/// Host threads that help with grids that take long. They live as long as the process.
+/// Host threads that help with long-running grids. They exist until the process ends.
 class Helpers {
 public:
     static Helpers& get() {
@@ -34,7 +34,7 @@ public:
         return *helpers;
     }
 
-    /// Lets the helpers take blocks of the grid.
+    /// Lets the helpers execute blocks of the grid.
     void call(GridRun& grid) {
         const std::lock_guard lock(mutex_);
         for (; started_ < host_threads() - 1; ++started_) std::thread([this] { help(); }).detach();
@@ -42,7 +42,7 @@ public:
         ++generation_;
         wake_.notify_all();
     }
-    /// Returns when no helper looks at the grid any more.
+    /// Returns when no helper works on the grid any more.
     void dismiss() {
         std::unique_lock lock(mutex_);
         grid_ = nullptr;
@@ -74,7 +74,7 @@ private:
     int busy_ = 0;
 };
 
-/// What no card could start, or "".
+/// The reason why no GPU could launch this, or "".
 std::string refusal(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes) {
     const auto threads = static_cast<std::uint64_t>(block.x) * block.y * block.z;
     if (threads == 0 || threads > most_threads || block.x > 1024 || block.y > 1024 || block.z > 64)
@@ -114,7 +114,7 @@ cudaError_t run_grid(GridRun& grid) {
     bool called = false;
     std::function<void()> call_when_long;
     if (host_threads() > 1 && grid.blocks > 1) {
-        // Waking others takes longer than a small grid.
+        // Waking other threads takes longer than a small grid.
         call_when_long = [&, start = Time::now(), left = 0u]() mutable {
             if (called || (++left & 3u) != 0 || Time::now() - start < std::chrono::microseconds(50)) return;
             called = true;

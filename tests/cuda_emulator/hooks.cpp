@@ -1,6 +1,6 @@
-// What kernels call at each load and store. Kernel files are compiled with -fsanitize=thread: the compiler then announces
-// every access that may concern memory which others see. The thread sanitizer itself is never linked; these functions
-// stand in its place. Their names and arguments are those that GCC emits (gcc/sanitizer.def).
+// The functions that kernels call at each load and store. Kernel files are compiled with -fsanitize=thread: the
+// compiler then announces every access to memory that may be shared. The thread sanitizer itself is never linked; these
+// functions replace it. Their names and arguments are those that GCC emits (gcc/sanitizer.def).
 
 #include "tests/cuda_emulator/checks.h"
 
@@ -25,7 +25,7 @@ void __tsan_write4(void* p) { check<4, true>(p); }
 void __tsan_write8(void* p) { check<8, true>(p); }
 void __tsan_write16(void* p) { check<16, true>(p); }
 
-// Of types whose alignment the compiler does not trust: a card takes them byte by byte, at any address.
+// For types whose alignment the compiler cannot assume: a GPU accesses them byte by byte, at any address.
 void __tsan_unaligned_read2(void* p) { check_access(reinterpret_cast<std::uintptr_t>(p), 2, false); }
 void __tsan_unaligned_read4(void* p) { check_access(reinterpret_cast<std::uintptr_t>(p), 4, false); }
 void __tsan_unaligned_read8(void* p) { check_access(reinterpret_cast<std::uintptr_t>(p), 8, false); }
@@ -39,7 +39,7 @@ void __tsan_write_range(void* p, std::size_t bytes) { check_access(reinterpret_c
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_vptr_read(void*) {}
 
-// Atomics of the language (std::atomic in host code of a kernel file, guards of static variables).
+// C++ atomics (std::atomic in host code of a kernel file, guards of static variables).
 int __tsan_atomic32_load(const int* p, int order) { (void)order; return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 void __tsan_atomic32_store(int* p, int value, int order) { (void)order; __atomic_store_n(p, value, __ATOMIC_SEQ_CST); }
 int __tsan_atomic32_fetch_add(int* p, int value, int order) { (void)order; return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST); }

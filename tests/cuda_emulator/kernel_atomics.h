@@ -1,6 +1,7 @@
 #pragma once
 
-// Atomic functions, fences and loads with cache hints. Thread blocks run on several host threads, so atomics are real.
+// Atomic functions, fences and loads with cache hints. Thread blocks run on several host threads, so the atomics are
+// real.
 
 #include <cstddef>
 #include <cstring>
@@ -8,13 +9,13 @@
 
 namespace potluck::emulator {
 
-/// An atomic access is about to happen: the same checks as of a plain one, but no race with other atomics.
+/// Checks an atomic access like a plain one, except that it does not race with other atomics.
 void check_atomic(const void* address, std::size_t bytes);
 
 /// Orders all accesses of this thread. Kernels with fences are not checked for races in device memory.
 void fence();
 
-/// `*address = combine(*address)` in one piece; the value before.
+/// Computes `*address = combine(*address)` atomically; returns the value before.
 template <class T, class Combine>
 T atomic_update(T* address, Combine combine) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -95,7 +96,7 @@ inline void __threadfence() { potluck::emulator::fence(); }
 inline void __threadfence_block() { potluck::emulator::fence(); }
 inline void __threadfence_system() { potluck::emulator::fence(); }
 
-// Loads and stores with cache hints: plain ones here.
+// Loads and stores with cache hints are plain ones here.
 template <class T>
 T __ldg(const T* address) {
     return *address;

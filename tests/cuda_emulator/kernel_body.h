@@ -1,6 +1,6 @@
 #pragma once
 
-// How a kernel and its arguments come to the emulator.
+// How a kernel and its arguments are passed to the emulator.
 
 #include <cuda_runtime_api.h>
 
@@ -11,16 +11,16 @@
 
 namespace potluck::emulator {
 
-/// Whether the memory accesses of the kernels of this file are seen (see hooks.cpp). Sanitizers cannot be mixed, so in a
-/// build with the address sanitizer they are not.
+/// Whether the memory accesses of this file's kernels are instrumented (see hooks.cpp). Sanitizers cannot be combined,
+/// so they are not in a build with the address sanitizer.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool accesses_are_checked = true;
 #else
 inline constexpr bool accesses_are_checked = false;
 #endif
 
-/// What each thread runs: a copy of a function object without parameters. Kernels may read its bytes, for there their
-/// arguments lie; other memory of the host they may not.
+/// The code of each thread: a copy of a function object without parameters. Kernels may read its bytes, which contain
+/// their arguments, but no other host memory.
 struct KernelBody {
     template <class Function>
     requires(!std::is_same_v<std::remove_cvref_t<Function>, KernelBody>)
@@ -36,18 +36,18 @@ struct KernelBody {
     void (*run)(const void* object);
 };
 
-/// Runs `body` once for each thread of the grid, in stream order, or records it while the stream is captured.
-/// Refuses what a card refuses. `kernel` identifies the kernel, `op` (a string literal) is named in reports.
+/// Runs `body` once for each thread of the grid, in stream order, or records it while the stream is captured. Refuses
+/// what a GPU refuses. `kernel` identifies the kernel; `op` (a string literal) appears in reports.
 cudaError_t launch(const void* kernel, const char* op, dim3 grid, dim3 block, std::size_t shared_bytes,
                    cudaStream_t stream, KernelBody body);
 
-/// A line of the table that compile_kernel.py adds to each kernel file: bytes of the static shared memory that a launch of
-/// a kernel takes.
+/// An entry of the table that compile_kernel.py adds to each kernel file: the bytes of static shared memory that a
+/// launch of a kernel needs.
 struct StaticSharedBytes {
     const void* kernel;
     std::size_t bytes;
 };
-/// Makes the table of a program or library known. Returns true.
+/// Registers the table of a program or library. Returns true.
 bool add_static_shared(const StaticSharedBytes* begin, const StaticSharedBytes* end);
 
 /// The dynamic shared memory of the running block, aligned to 16 bytes.

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the threads of a block and the lanes of a warp do together.
+// The collective operations of the threads of a block and the lanes of a warp.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,17 +14,18 @@
 namespace potluck::emulator {
 
 enum class Barrier : std::uint8_t { plain, count, all, any };
-/// Waits until all threads of the block have called it with the same kind; the sum of their predicates (0 or 1).
+/// Waits until all threads of the block have called it with the same kind; returns the sum of their predicates (0 or
+/// 1).
 int barrier(Barrier kind, bool predicate);
 
 enum class Shuffle : std::uint8_t { index, up, down, exclusive_or };
-/// 8 bytes of the lane that `operand` names, as the PTX instruction shfl.sync finds it.
+/// 8 bytes of the lane that `operand` selects, by the rules of the PTX instruction shfl.sync.
 std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, unsigned operand, int width);
 
 /// The lanes of `mask` whose predicate is true.
 unsigned ballot(unsigned mask, bool predicate);
 enum class Fold : std::uint8_t { add, minimum, maximum, bit_and, bit_or, bit_xor };
-/// The fold of 32-bit values over the lanes of `mask`.
+/// The reduction of 32-bit values over the lanes of `mask`.
 unsigned fold(Fold kind, unsigned mask, unsigned value, bool is_signed);
 /// The lanes of `mask` with the same bits.
 unsigned match(unsigned mask, std::uint64_t bits);
@@ -33,7 +34,7 @@ void synchronize_warp(unsigned mask);
 unsigned active_lanes();
 [[noreturn]] void trap();
 
-/// The types that CUDA's shuffles take.
+/// The types that CUDA's shuffles accept.
 template <class T>
 concept Shuffled =
     (std::is_arithmetic_v<T> && sizeof(T) >= 4) || std::same_as<T, __half> || std::same_as<T, __half2> ||

@@ -1,7 +1,7 @@
 #pragma once
 
-// CUDA C++ for the host compiler: what nvcc knows by itself (threadIdx, __syncthreads, __shfl_xor_sync, atomicAdd,
-// __expf, ...) as plain variables and functions, so that kernel files compile unchanged. Included by cuda/launch.h.
+// CUDA C++ for the host compiler: the built-ins of nvcc (threadIdx, __syncthreads, __shfl_xor_sync, atomicAdd, __expf,
+// ...) as plain variables and functions, so that kernel files compile unchanged. Included by cuda/launch.h.
 
 #include <cuda_runtime_api.h>
 
@@ -11,12 +11,12 @@
 #include "tests/cuda_emulator/kernel_math.h"
 #include "tests/cuda_emulator/tensor_cores.h"
 
-// The blocks that one host thread runs follow one another, so shared memory is a variable of that thread. A macro,
-// because CUDA's header has one of this name.
+// One host thread runs blocks one after the other, so shared memory is a thread-local variable. A macro, because CUDA's
+// header defines one with this name.
 #undef __shared__
 #define __shared__ static thread_local
 
-// Where the linker has put the tables of compile_kernel.py, in this program or library.
+// The tables of compile_kernel.py in this program or library, as placed by the linker.
 extern "C" {
 extern const potluck::emulator::StaticSharedBytes __start_potluck_static_shared[]
     __attribute__((weak, visibility("hidden")));
@@ -28,18 +28,19 @@ namespace potluck::emulator {
     add_static_shared(__start_potluck_static_shared, __stop_potluck_static_shared);
 }
 
-// Everything that a kernel calls becomes part of it, so that each of its loads and stores is announced to the emulator: the
-// compiler does not announce the store of a struct that a function returned (a __half of a conversion, for instance).
+// Everything that a kernel calls is inlined, so that each of its loads and stores is announced to the emulator: the
+// compiler does not announce the store of a struct that a function returned (for instance a __half from a conversion).
 #undef __global__
 #define __global__ __attribute__((flatten))
 
-// A promise to nvcc about the size of blocks, which CUDA's headers leave to it.
+// A promise to nvcc about the block size; CUDA's headers do not define it.
 #if !defined(__launch_bounds__)
 #define __launch_bounds__(...)
 #endif
 
-// The built-in variables. The emulator sets them whenever it goes to another thread; within the life of a thread they
-// never change, so `const` is what a kernel sees. (Plain structs: the compiler announces loads of any other constant.)
+// The built-in variables. The emulator sets them whenever it switches to another thread; they never change during the
+// life of a thread, so kernels see them as `const`. (Plain structs: the compiler announces loads of any other
+// constant.)
 extern constinit const thread_local uint3 threadIdx __attribute__((tls_model("initial-exec")));
 extern constinit const thread_local uint3 blockIdx __attribute__((tls_model("initial-exec")));
 extern constinit const thread_local uint3 blockDim __attribute__((tls_model("initial-exec")));

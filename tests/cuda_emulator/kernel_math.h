@@ -1,7 +1,7 @@
 #pragma once
 
-// Arithmetic that nvcc knows by itself. The fast functions (__expf, ...) are computed exactly rounded or better here: a
-// test that holds on a card must leave room for their documented errors.
+// The arithmetic built-ins of nvcc. The fast functions (__expf, ...) are correctly rounded or better here: a test that
+// must also pass on a GPU must allow for their documented errors.
 
 #include <cuda_runtime_api.h>
 
@@ -62,7 +62,7 @@ inline int __dp4a(int a, int b, int c) {
     return c;
 }
 
-// CUDA has min and max in the global namespace, for numbers of one type.
+// CUDA has min and max in the global namespace, for two numbers of one type.
 template <class T>
 requires std::is_arithmetic_v<T>
 constexpr T min(T a, T b) {
@@ -138,7 +138,7 @@ inline void sincospi(double x, double* sine, double* cosine) {
     *cosine = cospi(x);
 }
 
-// ---- conversions: a card clamps what does not fit, and turns NaN into 0 ----
+// ---- conversions: a GPU clamps values out of range and converts NaN to 0 ----
 namespace potluck::emulator {
 template <class Integer, class Float>
 Integer to_integer(Float x) {

@@ -12,7 +12,7 @@
 namespace potluck::emulator {
 namespace {
 
-// Other host threads run other blocks at the same time.
+// Other host threads run other blocks concurrently.
 KernelAccess load(const std::uint64_t& record) {
     return std::bit_cast<KernelAccess>(__atomic_load_n(&record, __ATOMIC_RELAXED));
 }

@@ -1,22 +1,23 @@
 #pragma once
 
-// Internal: races in device memory within one kernel. Blocks run in any order and beside one another on a card, so two
-// threads may only touch the same bytes, one of them writing, if they belong to one block and a barrier stands between
-// (or to one warp: what its lanes do to one another through device memory is not checked). Atomics are exempt, and so is a
-// kernel that calls __threadfence: blocks that hand over data by a fence and a counter are beyond these records.
+// Internal: races in device memory within one kernel. On a GPU blocks run concurrently and in any order, so two threads
+// may only access the same bytes, one of them writing, if they belong to one block and a barrier separates the accesses
+// (or to one warp: accesses of its lanes to device memory are not checked against each other). Atomics are exempt, and
+// so is a kernel that calls __threadfence: these records cannot represent blocks that pass data by a fence and a
+// counter.
 
 #include <cstdint>
 
 namespace potluck::emulator {
 
-/// The last access to four bytes. `operation` and the others are cut to their bits; only what was done by the operation
-/// that runs now counts.
+/// The last access to four bytes. `operation` and the other fields are truncated to their bits; only accesses of the
+/// current operation count.
 struct KernelAccess {
     std::uint64_t operation : 22;
     std::uint64_t block : 12;
-    std::uint64_t time : 10;  // barriers of the block
+    std::uint64_t time : 10;  // number of barriers of the block
     std::uint64_t thread : 10;
-    std::uint64_t crowd : 2;  // of reads: 0 one warp, 1 several of this block, 2 several blocks
+    std::uint64_t crowd : 2;  // for reads: 0 one warp, 1 several of this block, 2 several blocks
     std::uint64_t bytes : 4;  // which of the four
 };
 static_assert(sizeof(KernelAccess) == 8);

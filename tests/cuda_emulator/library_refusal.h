@@ -1,7 +1,7 @@
 #pragma once
 
-// Why a double of a library refused a call. The real libraries return a status and little more; the doubles keep the
-// reason, so that the Error says what was wrong.
+// Why a double of a library refused a call. The real libraries return little more than a status; the doubles record the
+// reason, so that the Error can say what was wrong.
 
 #include <cstdint>
 #include <string>
@@ -18,20 +18,21 @@ Status refused(Status status, std::string reason) {
     return status;
 }
 
-/// Handles and descriptors that were created: a double asks whether what it is given is one that is still alive.
+/// Registers a created handle or descriptor: a double checks that its arguments still exist.
 void library_object_created(const void* object, const char* kind);
 /// False when there is no such object.
 bool library_object_destroyed(const void* object, const char* kind);
 bool is_library_object(const void* object, const char* kind);
-/// Whether this thread created the handle. A handle serves one thread at a time, and a call depends on what was set
-/// before (a stream, say): the doubles let only the thread that created it use it.
+/// Whether this thread created the handle. A handle may be used by one thread at a time, and a call depends on its
+/// state (a stream, for instance): the doubles allow only the thread that created it to use it.
 bool is_handle_of_this_thread(const void* handle);
 inline constexpr const char* handle_of_another_thread =
     "the handle was created by another thread: two threads could use it at once";
-/// How many are alive, of all kinds.
+/// The number of existing objects, of all kinds.
 std::int64_t live_library_objects();
 
-/// Lets the double of cuDNN refuse every convolution algorithm, as the real one does for what its tables do not list.
+/// Makes the double of cuDNN refuse every convolution algorithm, as the real one does for configurations outside its
+/// tables.
 void refuse_convolutions(bool refuse);
 bool convolutions_are_refused();
 

@@ -70,7 +70,7 @@ void PinnedMemory::write(void* to, const void* late, std::size_t bytes) {
     }
     follow(begin, bytes, true);
     const auto* values = static_cast<const std::byte*>(late);
-    std::erase_if(in_flight_, [&](const Copy& copy) {  // ordered before, and overwritten
+    std::erase_if(in_flight_, [&](const Copy& copy) {  // ordered before this copy, and overwritten by it
         return copy.begin >= begin && copy.begin + copy.bytes <= begin + bytes;
     });
     in_flight_.push_back({begin, bytes, running.slot, running.serial, true, {values, values + bytes}});

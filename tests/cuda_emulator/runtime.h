@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what the functions of the runtime have in common.
+// Internal: shared code of the runtime's functions.
 
 #include <cuda_runtime_api.h>
 
@@ -9,7 +9,7 @@
 
 namespace potluck::emulator {
 
-/// Remembers an error for cudaGetLastError, and returns it.
+/// Stores an error for cudaGetLastError, and returns it.
 cudaError_t finish(cudaError_t status);
 /// The error that a fault left on the device of this thread, until the test takes the fault.
 cudaError_t device_error();
@@ -19,7 +19,7 @@ inline bool is_device(int index) {
 }
 inline EmulatedDevice& device(int index) { return *state().devices[static_cast<std::size_t>(index)]; }
 
-/// The host waits for what this clock covers; pools give back what they keep beyond their thresholds.
+/// The host waits for the operations in this clock; pools free what exceeds their thresholds.
 void host_waits(const Clock& clock, int device_index);
 /// The host waits for everything on the device.
 void wait_for_device(int device_index);

@@ -22,7 +22,7 @@ constexpr int multiprocessors = 4;
 }  // namespace
 
 int current_device() {
-    // A configuration with fewer devices may have come since.
+    // The number of devices may have been reduced since.
     return is_device(selected_device) ? selected_device : 0;
 }
 
@@ -170,7 +170,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ind
             break;
         case cudaDevAttrClockRate:
         case cudaDevAttrMemoryClockRate:
-            *value = 1'000'000;  // kHz: a round number, and no claim
+            *value = 1'000'000;  // kHz: an arbitrary round number
             break;
         case cudaDevAttrIntegrated:
         case cudaDevAttrManagedMemory:

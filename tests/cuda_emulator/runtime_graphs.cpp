@@ -79,14 +79,14 @@ cudaError_t wait_captured(CUstream_st& stream, CUevent_st& event) {
                                     .kernel = nullptr,
                                     .body = {},
                                     .event = event.graph_event});
-    // What the other branch did before the event is joined; the capture may end only when nothing else is left.
+    // The work of the other branch before the event is joined; the capture may end only when no branch is left.
     capture->unjoined.erase(event.branch);
     if (stream.branch != 0) capture->unjoined.insert(stream.branch);
     return cudaSuccess;
 }
 
 cudaError_t replay(GraphBody& body, CUstream_st& stream) {
-    // Branches other than the first run in streams of their own, which begin with nothing behind them.
+    // Branches other than the first run in their own streams, which are empty at first.
     std::vector<std::unique_ptr<CUstream_st>> branches;
     for (std::size_t branch = 1; branch < body.branch_devices.size(); ++branch) {
         auto made = std::make_unique<CUstream_st>();

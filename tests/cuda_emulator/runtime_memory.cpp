@@ -19,7 +19,7 @@ using potluck::OpScope;
 
 std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-/// nullptr, with a fault, for a handle that is no stream.
+/// nullptr, with a fault, for an invalid stream handle.
 CUstream_st* stream_or_fault(cudaStream_t handle, const char* call) {
     CUstream_st* stream = find_stream(handle);
     if (stream == nullptr)
@@ -48,14 +48,14 @@ cudaError_t allocate_async(void** pointer, std::size_t bytes, cudaMemPool_t hand
     if (memory == nullptr) return finish(cudaErrorMemoryAllocation);
     const std::uintptr_t address = address_of(memory);
     if (stream->capture != nullptr) {
-        // Memory of a graph: it keeps its address, and is there from this operation of a replay on.
+        // Memory of a graph: its address is fixed, and it is present from this operation of a replay on.
         const Allocation allocation = *own.memory.find(address);
         own.memory.set_present(allocation, false);
         stream->capture->body->memory.push_back({stream->device, address});
         record_operation(*stream, "cudaMallocAsync", nullptr,
                          [&own, allocation] { own.memory.set_present(allocation, true); });
     } else if (own.has_several_streams) {
-        // Until the stream comes here, nobody else may touch the memory.
+        // Until this operation of the stream, no other stream may access the memory.
         const std::uint64_t first = (address - arena.begin) / 4;
         const std::uint64_t count = (bytes + 3) / 4;
         const cudaError_t status = start_operation(*stream, "cudaMallocAsync", nullptr, [=] {
@@ -65,7 +65,7 @@ cudaError_t allocate_async(void** pointer, std::size_t bytes, cudaMemPool_t hand
         if (status != cudaSuccess) return finish(status);
     } else {
         note_use(stream->device, *stream);
-        // An event behind it must have something to stand for, once there are several streams.
+        // An event after it must refer to an operation, once there are several streams.
         if (stream->clock.size() <= stream->slot || stream->clock[stream->slot] == 0)
             if (const cudaError_t status = start_operation(*stream, "cudaMallocAsync", nullptr, [] {});
                 status != cudaSuccess)
@@ -75,7 +75,7 @@ cudaError_t allocate_async(void** pointer, std::size_t bytes, cudaMemPool_t hand
     return cudaSuccess;
 }
 
-/// Faults for a pointer that cannot be freed.
+/// Reports a fault for a pointer that cannot be freed.
 cudaError_t refuse_free(const char* call, std::uintptr_t address) {
     report(arena.contains(address) ? FaultKind::use_after_free : FaultKind::host_pointer,
            fmt::format("{} of {}: {} is no memory that could be freed{}", call, OpScope::current(),
@@ -84,7 +84,7 @@ cudaError_t refuse_free(const char* call, std::uintptr_t address) {
     return finish(cudaErrorInvalidValue);
 }
 
-/// What a copy needs: which side is on a device.
+/// Determines which side of a copy is on a device.
 cudaError_t check_direction(const char* call, const void* to, const void* from, cudaMemcpyKind& kind) {
     const bool to_device = is_device_pointer(to);
     const bool from_device = is_device_pointer(from);
@@ -103,7 +103,7 @@ cudaError_t check_direction(const char* call, const void* to, const void* from, 
     return finish(cudaErrorInvalidValue);
 }
 
-/// A copy, as the body of an operation. Between devices the state "never written" is copied too.
+/// A copy, as the body of an operation. Between devices the "never written" state is copied too.
 void copy(void* to, const void* from, std::size_t bytes, const char* call) {
     const std::uintptr_t target = address_of(to);
     const std::uintptr_t source = address_of(from);
@@ -113,7 +113,7 @@ void copy(void* to, const void* from, std::size_t bytes, const char* call) {
                                          arena.shadow + (source - arena.begin) + bytes);
         const bool is_allocated = std::none_of(shadow.begin(), shadow.end(),
                                                [](std::uint8_t state) { return state == unallocated; });
-        // Bytes that nobody wrote may be copied, and still count as never written; everything else is checked.
+        // Bytes that were never written may be copied and remain marked so; everything else is checked.
         if (is_allocated) std::memset(arena.shadow + (source - arena.begin), written, bytes);
         check_read(from, static_cast<std::int64_t>(bytes), call);
         std::memcpy(arena.shadow + (source - arena.begin), shadow.data(), bytes);
@@ -131,13 +131,13 @@ void copy(void* to, const void* from, std::size_t bytes, const char* call) {
         state().pinned.write(to, from, bytes);
 }
 
-/// Faults unless this device's streams reach the memory at `pointer`.
+/// Reports a fault unless this device's streams can access the memory at `pointer`.
 cudaError_t check_peer(const void* pointer, int stream_device, const char* call) {
     const int owner = device_of(pointer);
     if (owner < 0 || owner == stream_device) return cudaSuccess;
     const Allocation* found = device(owner).memory.find(address_of(pointer));
     if (found == nullptr || found->pool == nullptr || found->pool->open_to.count(stream_device) != 0)
-        return cudaSuccess;  // what cudaMalloc gave is copied by way of the host
+        return cudaSuccess;  // memory of cudaMalloc is copied through the host
     report(FaultKind::wrong_device,
            fmt::format(
                "wrong device: {} of {} on a stream of cuda:{} touches {}, whose pool is not open to that "
@@ -205,7 +205,7 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
     EmulatedDevice& own = device(current_device());
     *pointer = own.memory.allocate(bytes, nullptr, OpScope::current());
     if (*pointer == nullptr) return finish(cudaErrorMemoryAllocation);
-    // The runtime hands it out with nothing of an earlier use on its way.
+    // The runtime returns it without pending accesses from an earlier use.
     const std::uint64_t first = (address_of(*pointer) - arena.begin) / 4;
     if (own.has_several_streams)
         for (std::uint32_t* records : {arena.writes, arena.reads[0], arena.reads[1]})
@@ -256,13 +256,13 @@ cudaError_t cudaFreeAsync(void* pointer, cudaStream_t handle) {
         return cudaSuccess;
     }
     if (is_graph_memory(address)) {
-        // The graph keeps the memory; it is only not there until the next replay.
+        // The graph keeps the memory; it is only not present until the next replay.
         own.memory.set_present(allocation, false);
         return finish(device_error());
     }
     cudaError_t status = device_error();
     if (status == cudaSuccess && own.has_several_streams) {
-        // Everybody else must be done with the memory.
+        // All other streams must have finished with the memory.
         status = start_operation(*stream, "cudaFreeAsync", nullptr, [=] {
             check_order((address - arena.begin) / 4, (allocation.bytes + 3) / 4, true);
         });
@@ -295,7 +295,7 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
     const std::lock_guard lock(state().mutex);
     if (state().pools.count(pool) == 0) return finish(cudaErrorInvalidValue);
     DeviceMemory& memory = device(pool->device).memory;
-    // The runtime keeps a pool until its last allocation is freed; nothing of ours destroys one before.
+    // The runtime keeps a pool until its last allocation is freed; our code never destroys one earlier.
     if (pool->used != 0) {
         report(FaultKind::bad_argument,
                fmt::format("cudaMemPoolDestroy: {} bytes of the pool are still in use", pool->used));
@@ -382,7 +382,7 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t handle, const cudaMemAccessDesc* 
             pool->open_to.erase(index);
         else
             return finish(
-                cudaErrorInvalidValue);  // a pool is open to its own device, and to none for reads alone
+                cudaErrorInvalidValue);  // a pool is always open to its own device, and never read-only
     }
     return cudaSuccess;
 }

@@ -1,4 +1,4 @@
-// The CUDA runtime: pinned memory of the host, and what a pointer is.
+// The CUDA runtime: pinned host memory, and queries about pointers.
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// The CUDA runtime: streams and events. Operations have run when the call that starts them returns; waiting only joins
-// clocks (see streams.h).
+// The CUDA runtime: streams and events. Operations have been executed when the call that starts them returns; waiting
+// only joins clocks (see streams.h).
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 CUevent_st* find_event(cudaEvent_t handle) { return state().events.count(handle) != 0 ? handle : nullptr; }
 
-/// For calls that wait for a stream or ask it.
+/// For calls that wait for a stream or query it.
 cudaError_t wait_for(cudaStream_t handle) {
     CUstream_st* stream = find_stream(handle);
     if (stream == nullptr) return finish(cudaErrorInvalidResourceHandle);
@@ -72,7 +72,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     const std::lock_guard lock(state().mutex);
     if (state().streams.erase(stream) == 0) return finish(cudaErrorInvalidResourceHandle);
     if (stream->capture != nullptr) invalidate_captures();
-    // Who waits for the whole device waits for this stream's work, too.
+    // A wait for the whole device includes this stream's work.
     join(device(stream->device).legacy_stream.clock, stream->clock);
     free_slot(stream->slot);
     delete stream;
@@ -151,7 +151,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t stream_handle
     const std::lock_guard lock(state().mutex);
     CUstream_st* stream = find_stream(stream_handle);
     CUevent_st* event = find_event(event_handle);
-    // The documentation demands that event and stream belong to the same device.
+    // The documentation requires event and stream to belong to the same device.
     if (stream == nullptr || event == nullptr || stream->device != event->device)
         return finish(cudaErrorInvalidResourceHandle);
     if (const cudaError_t status = device(stream->device).sticky; status != cudaSuccess)

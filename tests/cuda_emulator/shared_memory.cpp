@@ -35,7 +35,7 @@ std::string name_of(const Worker& worker, const SharedRegion& region, std::uintp
                                   : "reads"));
 }
 
-/// Calls `visit(word, bytes of it, address)` for each word that the access touches.
+/// Calls `visit(word, bytes of it, address)` for each word that the access overlaps.
 template <class Visit>
 void for_each_word(SharedRegion& region, std::uintptr_t address, std::size_t bytes, Visit visit) {
     const std::uintptr_t end = address + bytes;
@@ -67,7 +67,7 @@ void for_each_word(SharedRegion& region, std::uintptr_t address, std::size_t byt
              describe_running(), write ? "writes" : "reads", bytes, address - region.begin()));
 }
 
-/// Ends the kernel for an access beyond the end, or one whose address is no multiple of its size.
+/// Ends the kernel for an access beyond the end, or one whose address is not a multiple of its size.
 __attribute__((always_inline)) inline void check_place(const Worker& worker, const SharedRegion& region,
                                                        std::uintptr_t address, std::size_t bytes,
                                                        bool write) {
@@ -111,7 +111,7 @@ void SharedRegion::forget() {
 void check_shared(SharedRegion& region, std::uintptr_t address, std::size_t bytes, bool write) {
     const Worker& worker = *active.worker;
     check_place(worker, region, address, bytes, write);
-    if (!worker.announces_accesses()) return;  // of most accesses nothing is known
+    if (!worker.announces_accesses()) return;  // most accesses are not known
     const unsigned thread = worker.thread;
     const std::uint32_t block_time = worker.block_time;
     const std::uint32_t warp_time = worker.warps[thread / lanes].time & 0xffffffu;
@@ -149,7 +149,7 @@ void check_shared(SharedRegion& region, std::uintptr_t address, std::size_t byte
         if (!is_recent || (read.crowd == 0 && read.thread == thread)) {
             read = now(touched);
         } else if (read.crowd == 2) {
-            // Several warps have read it: nothing to add.
+            // Several warps have already read it: nothing to add.
         } else if (same_warp(read)) {
             const bool is_same_time = read.warp_time == warp_time;
             const unsigned common = read.bytes & touched;

@@ -1,15 +1,15 @@
 #pragma once
 
-// Internal: what the checks know of a block's shared memory, dynamic or static. Three things are found: reads of what
-// no thread of this block has written, accesses beyond the end, and two threads at the same bytes, one of them writing,
-// without a barrier between.
+// Internal: the state that the checks keep of a block's shared memory, dynamic or static. They detect three errors:
+// reads of bytes that no thread of this block has written, accesses beyond the end, and accesses of two threads to the
+// same bytes, one of them writing, without a barrier between.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace potluck::emulator {
 
-/// Who did something, and when. Time is counted in barriers of the block and, within a warp, in barriers of the warp.
+/// One access: the thread and the time, which is counted in barriers of the block and, within a warp, of the warp.
 struct SharedAccess {
     std::uint64_t block_time : 24;
     std::uint64_t warp_time : 24;
@@ -18,7 +18,7 @@ struct SharedAccess {
     std::uint64_t bytes : 4;  // which of the four
 };
 
-/// Of four bytes.
+/// The state of four bytes.
 struct SharedWord {
     SharedAccess write;
     SharedAccess read;
@@ -33,7 +33,7 @@ public:
     SharedRegion& operator=(const SharedRegion&) = delete;
     ~SharedRegion();
 
-    /// Watches other addresses, up to as many bytes as were set before without forgetting.
+    /// Watches another address range, at most as large as ranges set before without forgetting.
     void watch(std::uintptr_t begin, std::size_t bytes);
     void forget();
     bool contains(std::uintptr_t address) const { return address - begin_ < bytes_; }
@@ -52,7 +52,7 @@ private:
 void check_shared(SharedRegion& region, std::uintptr_t address, std::size_t bytes, bool write);
 /// The same without the check for races.
 void check_shared_atomic(SharedRegion& region, std::uintptr_t address, std::size_t bytes);
-/// The bytes count as never written.
+/// Marks the bytes as never written.
 void forget_shared(SharedRegion& region, std::uintptr_t address, std::size_t bytes);
 
 }  // namespace potluck::emulator

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: everything that is alive in the emulated runtime, and what its parts need of one another.
+// Internal: all objects that exist in the emulated runtime, and the shared functions of its parts.
 
 #include <cuda_runtime_api.h>
 
@@ -28,16 +28,16 @@ struct EmulatedDevice {
     CUmemPoolHandle_st default_pool;
     CUstream_st legacy_stream;
     cudaError_t sticky = cudaSuccess;  // after a fault, until the test takes it
-    // While one stream is the only one that ever touched the device's memory, order needs no checks.
+    // While a single stream has ever accessed the device's memory, order needs no checks.
     int first_slot = -1;
     std::uint64_t first_stream = 0;
     bool has_several_streams = false;
 };
 
-/// What differs from card to card.
+/// The properties in which GPUs differ.
 struct Card {
     int capability;                 // compute capability, 80 for 8.0
-    std::size_t most_shared_bytes;  // of a block that asks for more than 48 KiB
+    std::size_t most_shared_bytes;  // for a block that asks for more than 48 KiB
 };
 
 struct State {
@@ -51,8 +51,8 @@ struct State {
     std::set<cudaGraph_t> graphs;
     std::set<cudaGraphExec_t> executables;
     PinnedMemory pinned;
-    Clock host_clock;              // what the host has waited for
-    std::uint64_t host_waits = 0;  // calls in which the host waited
+    Clock host_clock;              // the operations for which the host has waited
+    std::uint64_t host_waits = 0;  // number of calls in which the host waited
     bool has_memory_pools = true;
     bool has_peers = true;      // see set_peer_access()
     bool answers_late = false;  // see set_late_answers()
@@ -63,10 +63,10 @@ struct State {
 /// Never destroyed: static destructors of a program may still free tensors.
 State& state();
 
-/// A whole number from the environment. Throws Error when it is none, or not from `least` to `most`.
+/// An integer from the environment. Throws Error when it is invalid or not between `least` and `most`.
 std::int64_t setting(const char* name, std::int64_t least, std::int64_t most, std::int64_t otherwise);
 
-/// What a fault throws outside kernels.
+/// Thrown by a fault outside kernels.
 struct StoppedOperation {
     cudaError_t status;
 };
@@ -77,23 +77,23 @@ struct StoppedOperation {
 void record_fault(FaultKind kind, std::string text);
 cudaError_t status_of(FaultKind kind);
 
-/// Where an address of device memory lies.
+/// Describes where an address of device memory is.
 std::string describe(std::uintptr_t address);
-/// Faults unless these bytes of device memory may be read or written by the running operation.
+/// Reports a fault unless the running operation may read or write these bytes of device memory.
 void check_stretch(std::uintptr_t address, std::uint64_t bytes, bool write, const char* what);
 
 bool is_stack_guard(std::uintptr_t address);
 
-/// Whether the calling code is a thread of a kernel; then the thread is left for good.
+/// Whether the calling code is a thread of a kernel; such a thread is abandoned.
 bool is_kernel_thread();
 [[noreturn]] void abandon_kernel(cudaError_t status);
 /// "block (0, 0, 0), thread (5, 0, 0)"
 std::string describe_thread();
 
-/// The stream of a handle on the current device; nullptr when it is none.
+/// The stream of a handle on the current device; nullptr for an invalid handle.
 CUstream_st* find_stream(cudaStream_t handle);
 int current_device();
-/// For a stream that is made now.
+/// The number of a new stream.
 std::uint64_t take_stream_number();
 
 }  // namespace potluck::emulator

@@ -52,10 +52,10 @@ int look_for_place(dl_phdr_info* module, std::size_t, void* data) {
 
 struct Tables {
     std::mutex mutex;
-    std::set<const StaticSharedBytes*> known;  // where each begins
+    std::set<const StaticSharedBytes*> known;  // by their start
     std::unordered_map<const void*, std::size_t> bytes;
 };
-/// Filled before main() begins, and never destroyed.
+/// Filled before main() begins and never destroyed.
 Tables& tables() {
     static auto* all = new Tables;
     return *all;
@@ -84,7 +84,8 @@ bool is_in_a_program(std::uintptr_t address) {
 }
 
 StaticShared static_shared_of(const void* kernel) {
-    // Nothing to destroy: a tensor in a static variable may start a kernel after this thread's other variables are gone.
+    // Without a destructor: a tensor in a static variable may launch a kernel after this thread's other variables are
+    // destroyed.
     struct Known {
         const void* kernel;
         StaticShared shared;
@@ -95,7 +96,7 @@ StaticShared static_shared_of(const void* kernel) {
     if (place.kernel == kernel) return place.shared;
     Search search{reinterpret_cast<std::uintptr_t>(kernel), {}};
     dl_iterate_phdr(look_into, &search);
-    // A thread that has not touched the library's variables yet has none; it may have them later.
+    // A thread that has not accessed the library's variables yet has none; it may have them later.
     if (search.found.bytes != 0) place = {kernel, search.found};
     return search.found;
 }

@@ -94,7 +94,7 @@ cudaError_t run_operation(std::span<CUstream_st* const> streams, const char* nam
     EmulatedDevice& device = *all.devices[static_cast<std::size_t>(first.device)];
     if (device.sticky != cudaSuccess) return device.sticky;
 
-    // The legacy stream and the streams that were not made non-blocking wait for one another.
+    // The legacy stream and the streams that are not non-blocking wait for one another.
     Clock clock = all.host_clock;
     for (const CUstream_st* stream : streams) {
         join(clock, stream->clock);
@@ -152,7 +152,7 @@ void check_order(std::uint64_t first_granule, std::uint64_t granules, bool write
                  "the other. Record an event after the first and let the second stream wait for it",
                  describe_running(), write ? "writes" : "reads", describe(address), other, did));
     };
-    // Nothing is known of what was done before the device had several streams, but that the first one did it.
+    // Before the device had several streams nothing was recorded, except that the first stream made the accesses.
     const auto is_unknown_and_unordered = [&](std::uint64_t granule) {
         const EmulatedDevice& device = *state().devices[granule >> (arena_bits - 2)];
         if (device.first_slot < 0 || running.slot == device.first_slot ||

@@ -2,10 +2,10 @@
 
 // Internal: streams, events and the order between operations.
 //
-// Every operation has a serial number. A clock holds, for each stream, the newest operation that is known to have ended;
-// an operation happens before another if the other's clock covers it. Events, waits and synchronisation join clocks.
-// Operations run at once, in the order in which the host starts them, so that results never depend on timing; the clocks
-// tell what a card would have been free to do.
+// Every operation has a serial number. A clock holds, for each stream, the newest operation that is known to have
+// ended; an operation happens before another if the other's clock covers it. Events, waits and synchronisation join
+// clocks. Operations are executed immediately, in the order in which the host starts them, so that results never depend
+// on timing; the clocks show in which other orders a GPU could have executed them.
 
 #include <cuda_runtime_api.h>
 
@@ -19,7 +19,7 @@
 
 namespace potluck::emulator {
 
-/// By stream slot.
+/// Indexed by stream slot.
 using Clock = std::vector<std::uint32_t>;
 void join(Clock& clock, const Clock& other);
 
@@ -30,9 +30,9 @@ struct Capture;
 struct CUstream_st {
     int device = 0;
     std::uint16_t slot = 0;
-    bool waits_for_legacy = true;  // not made with cudaStreamNonBlocking
+    bool waits_for_legacy = true;  // not created with cudaStreamNonBlocking
     bool is_legacy = false;
-    std::uint64_t number = 0;  // counts streams of the process
+    std::uint64_t number = 0;  // unique in the process
     potluck::emulator::Clock clock;
     potluck::emulator::Capture* capture = nullptr;
     int branch = 0;  // of the capture
@@ -53,7 +53,7 @@ struct CUevent_st {
 
 namespace potluck::emulator {
 
-/// What runs now, for reports and for the check of its order.
+/// The current operation, for reports and for the check of its order.
 struct RunningOperation {
     const char* name = "";
     const void* kernel = nullptr;
@@ -65,7 +65,8 @@ struct RunningOperation {
 };
 extern RunningOperation running;
 
-/// Runs `body` as one operation that begins after all of `streams`, and that all wait for. Returns what the body threw.
+/// Runs `body` as one operation that begins after all of `streams`, and for which all wait. Returns the error of the
+/// body.
 cudaError_t run_operation(std::span<CUstream_st* const> streams, const char* name, const void* kernel,
                           const std::function<void()>& body);
 /// The same for one stream; records the operation while the stream is captured.
@@ -76,10 +77,11 @@ cudaError_t start_operation(CUstream_st& stream, const char* name, const void* k
 std::string describe_operation(std::uint32_t serial);
 std::string describe_running();
 
-/// Faults when one of these granules (4 bytes each) was touched by an operation that the running one does not follow.
+/// Reports a fault when an operation that is not ordered before the running one has accessed one of these 4-byte
+/// granules.
 void check_order(std::uint64_t first_granule, std::uint64_t granules, bool write);
 
-/// From now on memory of `device` is also used by `stream`.
+/// Declares that from now on `stream` also uses memory of `device`.
 void note_use(int device, const CUstream_st& stream);
 
 std::uint16_t new_slot();

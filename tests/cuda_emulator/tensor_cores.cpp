@@ -65,8 +65,8 @@ void complete_multiply(PendingMeeting& meeting) {
 }
 
 // ---- ldmatrix ----
-// PTX ISA, "ldmatrix": of each matrix lane i gets the halves at row i / 4, columns 2 (i % 4) and the next; with .trans
-// rows and columns change places.
+// PTX ISA, "ldmatrix": lane i gets the elements at row i / 4, columns 2 (i % 4) and the next, of each matrix; with
+// .trans rows and columns are exchanged.
 
 struct LoadLane {
     std::uint32_t* words;

@@ -1,4 +1,4 @@
-// Functions of a warp: what its lanes get once all of them have come.
+// Functions of a warp: the results of its lanes when all of them have arrived.
 
 #include <fmt/format.h>
 

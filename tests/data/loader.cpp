@@ -111,7 +111,7 @@ TEST_CASE("shuffled order: a permutation, fair, for every size") {
     CHECK(data::shuffled_order(0, 1, 0).empty());
     CHECK(data::shuffled_order(1, 1, 0) == Items{0});
     CHECK(sorted(data::shuffled_order(1000, 9, 4)) == up_to(1000));
-    // Every item comes to every place equally often: 4000 draws, expected 1000 each, deviation about 27.
+    // Every item is equally frequent at every position: 4000 draws, expected 1000 each, standard deviation about 27.
     std::vector<std::vector<int>> counts(4, std::vector<int>(4, 0));
     for (std::int64_t epoch = 0; epoch < 4000; ++epoch) {
         const Items order = data::shuffled_order(4, 7, epoch);
@@ -183,7 +183,7 @@ TEST_CASE("loader: resumed in the middle of an epoch it goes on exactly, also wi
         }
         CHECK(state == data::LoaderState{2, 1, 20, 64});
 
-        // The seed comes with the state.
+        // The state contains the seed.
         data::Loader after(numbered(64),
                            {.batch = 4, .shuffle = true, .workers = workers, .read_ahead = 8, .seed = 99});
         after.set_state(state);

@@ -1,4 +1,4 @@
-// Several loops over one loader, loops that are left or outlive it, and loaders that read a share of every batch.
+// Several loops over one loader, loops that end early or outlive it, and loaders that read a share of every batch.
 
 #include <doctest/doctest.h>
 
@@ -127,7 +127,7 @@ TEST_CASE(
             }
             CHECK(seen == epoch);
         }
-        // Between calls of next() too, and in a dataset that drops its last batch.
+        // Also between calls of next(), and in a dataset that drops its last batch.
         data::Loader nexts(drawing(11), options);
         Items seen;
         for (int batch = 0; batch < 4; ++batch) {
@@ -160,7 +160,7 @@ TEST_CASE("loader: a second resume within one epoch") {
                 break;
             }
             state = loader.state();
-            loader.set_state(state);  // and in the same one
+            loader.set_state(state);  // and in the same loader
             append(seen, items_of(resume == 1 ? loader.next() : *loader.begin()));
             state = loader.state();
         }
@@ -261,7 +261,7 @@ TEST_CASE("loader: shares together read what one loader reads, batch by batch") 
                     }
                     for (int batch = 0; batch < 10; ++batch) {
                         if (batch == 2 ||
-                            batch == 6)  // go on from the state, in the middle and in a second epoch
+                            batch == 6)  // continue from the state, in the middle and in a second epoch
                             for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
                                 const data::LoaderState state = ranks[1 - rank % 2].state();
                                 ranks[rank].set_state(state);

@@ -1,4 +1,4 @@
-// What can go wrong with threads: errors, items that hang, loops that are left.
+// Errors that involve threads: exceptions, items that hang, loops that end early.
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ double seconds_of(const std::function<void()>& function) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// A door that items wait at, until the test opens it. Shared by the test and by threads that may outlive it.
+/// A door at which items wait until the test opens it. Shared by the test and by threads that may outlive it.
 struct Door {
     std::promise<void> promise;
     std::shared_future<void> opened = promise.get_future().share();
@@ -37,7 +37,7 @@ struct Door {
 
 constexpr const char* task_variable = "POTLUCK_LOADER_TASK";
 
-/// Runs this program again for one test case, whose body finds `task` in the environment. Its exit status.
+/// Runs this program again for one test case, whose body finds `task` in the environment. Returns its exit status.
 int status_of_child(const char* test_case, const std::string& task) {
     const std::string filter = std::string("--test-case=") + test_case;
     const pid_t child = fork();
@@ -73,7 +73,7 @@ TEST_CASE("loader: the error of an item reaches the loop with its text, in place
         CHECK(contains(text, "item 7"));
         CHECK(contains(text, "the lid does not fit"));
         CHECK(loader.state().item == 6);
-        // It stays usable, and fails at the same place again.
+        // It stays usable, and fails at the same item again.
         CHECK(contains(error_of([&] { loader.next(); }), "item 7"));
     }
 }
@@ -194,7 +194,7 @@ TEST_CASE("loader: workers read ahead, and no further than they may") {
         {.batch = 1, .workers = 2, .read_ahead = 3});
     loader.next();
     for (int i = 0; i < 1000 && *fetched < 7; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    CHECK(*fetched == 7);  // the one received and 2 workers times 3
+    CHECK(*fetched == 7);  // the one received, and 3 for each of 2 workers
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     CHECK(*fetched == 7);
 }
@@ -215,7 +215,7 @@ TEST_CASE("loader: what workers allocated is freed with the loader") {
 TEST_CASE("loader: a program with a thread that hangs still ends, with the exit status it wants") {
     constexpr int wanted = 7;
     if (const char* task = std::getenv(task_variable); task != nullptr) {  // this is the child
-        auto door = std::make_shared<Door>();                              // that nobody opens
+        auto door = std::make_shared<Door>();                              // that is never opened
         const data::FunctionDataset hanging(8, [door](std::int64_t, RandomKey) {
             door->opened.wait();
             return data::Example{};

@@ -18,7 +18,7 @@ namespace files = std::filesystem;
 
 namespace {
 
-/// A folder that is gone when the test ends.
+/// A folder that is removed when the test ends.
 class TemporaryFolder {
 public:
     TemporaryFolder() {
@@ -58,7 +58,7 @@ TEST_CASE("text: a file comes byte for byte") {
     const TemporaryFolder folder;
     const std::string content = std::string("\xef\xbb\xbf") + "caf\xc3\xa9\r\n\xff\xfe" +
                                 std::string(9000, 'x') + std::string(1, '\0');
-    folder.write("a.txt", content);  // a zero byte so late does not make it binary
+    folder.write("a.txt", content);  // a zero byte this late does not make it binary
     const auto texts = data::read_text(folder / "a.txt");
     REQUIRE(texts.size() == 1);
     CHECK(texts[0].content == content);
@@ -82,7 +82,7 @@ TEST_CASE("text: a folder gives its text files in the order of their paths, with
     files::create_symlink(folder / "b.txt", folder / "link.txt");
     const auto texts = data::read_text(folder.path());
     CHECK(names_of(texts, folder) == std::vector<std::string>{"a/deeper/y.md", "a/z.txt", "b.txt", "c"});
-    // Several places, one after the other.
+    // Several paths in the given order.
     CHECK(names_of(data::read_text({folder / "c", folder / "a"}), folder) ==
           std::vector<std::string>{"c", "a/deeper/y.md", "a/z.txt"});
 }
@@ -120,7 +120,7 @@ TEST_CASE("text: a file without permission to read is an error, alone or in a fo
 
 TEST_CASE("split: the end of every file is for validation, cut at a line, and no byte is lost or doubled") {
     std::string numbers;
-    for (int i = 0; i < 100; ++i) numbers += std::to_string(1000 + i) + "\n";  // 5 bytes a line
+    for (int i = 0; i < 100; ++i) numbers += std::to_string(1000 + i) + "\n";  // 5 bytes per line
     const std::vector<data::TextFile> texts{{"a", numbers}, {"b", "short"}, {"c", "x\n" + numbers + "z"}};
     const data::TextSplit split = data::split_text(texts, 0.1);
     CHECK(split.train == numbers.substr(0, 450) + "short" + "x\n" + numbers.substr(0, 455));

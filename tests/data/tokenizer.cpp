@@ -57,7 +57,7 @@ TEST_CASE("streaming decoder: characters of several bytes come out whole") {
 TEST_CASE("streaming decoder: bytes that are no UTF-8 come out as they are, as soon as that is sure") {
     std::vector<std::string> pieces;
     const std::string text =
-        "\xe2\x82\xc3x\x80\xff";  // broken off twice, a lone continuation, a byte never used
+        "\xe2\x82\xc3x\x80\xff";  // interrupted twice, a lone continuation byte, a byte that never occurs
     CHECK(decode_one_by_one(text, &pieces) == text);
     CHECK(pieces == std::vector<std::string>{"", "", "\xe2\x82", "\xc3x", "\x80", "\xff"});
     data::StreamingDecoder decoder;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the golden files beside this script: what PyTorch computes, for our tests to agree with.
+"""Creates the golden files beside this script: PyTorch's results, with which our tests compare.
 
     sudo apt install python3-torch            # PyTorch 1.13 of Debian 12; no network is needed to run
     /usr/bin/python3 tests/golden/make_golden.py
@@ -199,7 +199,7 @@ def model_file(name, model, weights, config):
     noise = ((losses - exact_losses) / exact_losses).abs().max().item()
     print(f"{name}: loss {exact_losses[0]:.6f} -> {exact_losses[-1]:.6f}, f32 differs from f64 by {noise:.2g} at most")
     tensors = {"weights." + key: tensor for key, tensor in weights.items()}
-    # The norm of each gradient of the first step tells which part of a model is wrong when the losses do not agree.
+    # The norm of each gradient of the first step shows which part of a model is wrong when the losses do not agree.
     tensors.update({"gradient_norm." + key: tensor.norm() for key, tensor in gradients.items()})
     tensors.update({"tokens": tokens, "losses_f32": losses, "losses_f64": exact_losses, "logits_f64": exact_logits})
     save(name, tensors, {"config": json.dumps(config), "adamw": json.dumps(ADAMW), "torch": torch.__version__,

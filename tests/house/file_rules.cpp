@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t longest_file = 400;
 
-// Files without a twin, each with its reason. An entry that is no longer needed is a fault as well.
+// Files without a counterpart, each with its reason. An exception that is no longer needed is a fault as well.
 struct Exception {
     std::string_view file;
     std::string_view reason;
@@ -34,7 +34,7 @@ constexpr Exception without_kernel[] = {
     {"autograd/ops/mse_loss.cpp", "composed of other ops"},
     {"autograd/ops/view.cpp", "views compute no element"},
 };
-// Kernels of one device that stand elsewhere, or are not needed, on the other.
+// Kernels of one device that are in another file, or not needed, on the other.
 constexpr Exception without_cuda[] = {
     {"core/cpu/blocks.cpp", "cuda/kernels/layout.h walks operands there"},
     {"core/cpu/convert.cpp", "cuda/kernels/numbers.h converts there"},
@@ -45,7 +45,7 @@ constexpr Exception without_cuda[] = {
 constexpr Exception without_cpu[] = {
     {"cuda/kernels/dropout.cu", "stands beside the random numbers, in core/cpu/random.cpp"},
 };
-// Not an op: no kernel, no header of its own kind, and tried through the ops that call it.
+// Not an op: it has no kernel and no header of its own, and is tested through the ops that call it.
 constexpr Exception not_an_op[] = {
     {"autograd/ops/chain.cpp", "runs several steps of elementwise for the ops that call it"},
     {"autograd/ops/inplace.cpp", "the members of Tensor that change it in place"},
@@ -67,7 +67,7 @@ bool excepted(std::span<const Exception> exceptions, std::string_view file) {
                        [&](const Exception& one) { return one.file == file; });
 }
 
-/// Whether the file only holds a part of another: attention_tiles belongs to attention.
+/// Whether the file only contains a part of another: attention_tiles belongs to attention.
 bool is_part_of_another(const std::set<std::string>& names, const std::string& name) {
     for (std::size_t end = name.find('_'); end != std::string::npos; end = name.find('_', end + 1)) {
         if (names.contains(name.substr(0, end))) return true;
@@ -82,7 +82,7 @@ Faults sources_not_built(const Tree& tree) {
     for (const std::string& file : tree.files) {
         const fs::path path(file);
         if (path.extension() != ".cpp" && path.extension() != ".cu") continue;
-        // tests/install/external.cpp and its like are built by the check beside them.
+        // tests/install/external.cpp and similar files are built by the check beside them.
         std::string list = (path.parent_path() / "meson.build").generic_string();
         if (path.parent_path() == "cuda/kernels") list = "cuda/meson.build";
         if (!contains(tree, list)) continue;
@@ -179,7 +179,7 @@ Faults undocumented_ops(const Tree& tree) {
 }
 
 Faults machine_paths(const Tree& tree) {
-    // Written in two pieces each, so that this file does not break its own rule.
+    // Written in two pieces each, so that this file does not violate its own rule.
     const std::vector<std::string> foreign = {
         "/wo"
         "rk/",
@@ -195,7 +195,7 @@ Faults machine_paths(const Tree& tree) {
             for (const std::string& path : foreign) {
                 const std::size_t found = line.find(path);
                 if (found == std::string::npos) continue;
-                // A longer word that only ends like it, such as "frame/work/", is no path of a machine.
+                // A longer word with this ending, such as "frame/work/", is not a path of a machine.
                 if (found > 0 && (std::isalnum(static_cast<unsigned char>(line[found - 1])) != 0)) continue;
                 faults.push_back(at(file, number) + "names " + path + ", a folder of one machine.");
             }

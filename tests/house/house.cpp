@@ -1,4 +1,4 @@
-// The house holds: the rules in rules.h find no fault in this tree, and each finds the fault planted for it.
+// The house rules: the rules in rules.h find no fault in this tree, and each finds a fault that is planted for it.
 
 #include <doctest/doctest.h>
 
@@ -20,7 +20,7 @@ std::string joined(const Faults& faults) {
     return text;
 }
 
-/// A small tree that keeps every rule, in a temporary folder, to plant faults in.
+/// A small tree in a temporary folder that obeys every rule, to plant faults in.
 class SmallHouse {
 public:
     SmallHouse()
@@ -64,7 +64,7 @@ private:
     fs::path root_;
 };
 
-/// Exactly one fault, which says what it should.
+/// Checks that there is exactly one fault, with this text.
 void check_one_fault(const Faults& faults, const std::string& says) {
     INFO("faults:", joined(faults));
     REQUIRE(faults.size() == 1);

@@ -15,13 +15,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* umbrella = "potluck.h";
 
-// A floor may include itself and what is below it. Two rooms of one floor do not know each other.
+// A floor may include itself and the floors below. Two rooms on one floor must not include each other.
 const std::map<std::string, int, std::less<>> floors = {
     {"core", 1}, {"autograd", 2}, {"data", 2},     {"cuda", 2},  {"nn", 3},
     {"dist", 4}, {umbrella, 5},   {"examples", 6}, {"tests", 7},
 };
 
-// The emulator stands in for the CUDA runtime, which cuda/ includes, and is a test: the one way up.
+// The emulator replaces the CUDA runtime, which cuda/ includes, and is part of the tests: the only way up.
 bool stands_in_for_a_library(std::string_view own_floor, std::string_view target) {
     return own_floor == "cuda" && target.starts_with("tests/cuda_emulator/");
 }
@@ -55,13 +55,13 @@ std::vector<Include> includes_of(const Tree& tree, const std::string& file) {
     return includes;
 }
 
-/// The file of the tree that an include means, or empty when it is somebody else's.
+/// The file of the tree to which an include refers, or empty when it is not one of ours.
 std::string resolve(const Tree& tree, const Include& include) {
     if (include.name == "potluck.h") return umbrella;
     return contains(tree, include.name) ? include.name : std::string();
 }
 
-/// Every header that potluck.h reaches, itself too.
+/// Every header that potluck.h reaches, including itself.
 std::set<std::string> public_headers(const Tree& tree) {
     std::set<std::string> reached;
     std::vector<std::string> todo = {umbrella};
@@ -82,20 +82,20 @@ Faults umbrella_missing(const Tree& tree) {
     return {std::string(umbrella) + ": the umbrella header is missing. Users include it as <potluck.h>."};
 }
 
-/// The standard library's headers have plain names: <vector>. A dot or a slash belongs to somebody else.
+/// The standard library's headers have plain names: <vector>. A dot or a slash means a foreign header.
 bool is_standard_header(std::string_view name) {
     return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char letter) {
         return std::islower(letter) != 0 || letter == '_' || std::isdigit(letter) != 0;
     });
 }
 
-/// Headers that a floor's meson.build hands to install_headers().
+/// Headers that a floor's meson.build passes to install_headers().
 std::set<std::string> installed_headers(const Tree& tree) {
     std::set<std::string> headers;
     for (const std::string& file : tree.files) {
         if (fs::path(file).filename() != "meson.build" || top_folder(file) == "tests") continue;
         for (const std::string& name : listed_names(tree, file)) {
-            // A header that is only looked for, such as <cudnn.h>, is not in the tree.
+            // A header whose existence is only checked, such as <cudnn.h>, is not in the tree.
             const std::string header = (fs::path(folder_of(file)) / name).generic_string();
             if (is_header(name) && contains(tree, header)) headers.insert(header);
         }

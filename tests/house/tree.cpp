@@ -69,7 +69,7 @@ std::set<std::string> quoted_names(const Tree& tree, const std::string& file) {
 
 std::set<std::string> listed_names(const Tree& tree, const std::string& file) {
     std::set<std::string> names = quoted_names(tree, file);
-    // `files(family + '.cpp')` in a loop over the root's op_families names a file of each.
+    // `files(family + '.cpp')` in a loop over the root's op_families names one file for each.
     const std::vector<std::string> lines = read_lines(tree, file), root = read_lines(tree, "meson.build");
     auto line = std::find_if(root.begin(), root.end(),
                              [](const std::string& text) { return text.starts_with("op_families = ["); });

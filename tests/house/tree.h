@@ -29,10 +29,10 @@ std::string folder_of(const std::string& file);
 /// Names in single quotes that a meson.build lists: 'norm.cpp', 'mlp'.
 std::set<std::string> quoted_names(const Tree& tree, const std::string& file);
 
-/// The same, and the families of the root's list of op families where the file goes through that list.
+/// The same, plus the families of the root's list of op families if the file iterates over that list.
 std::set<std::string> listed_names(const Tree& tree, const std::string& file);
 
-/// Where a fault is: "core/tensor.h:7: ".
+/// The position of a fault: "core/tensor.h:7: ".
 std::string at(const std::string& file, std::size_t line);
 
 }  // namespace potluck::house

@@ -1,4 +1,4 @@
-// A program outside the tree, as a user of an installed copy writes it: fits y = 2x + 1 by gradient descent.
+// A program outside the tree, as a user of an installed copy would write it: fits y = 2x + 1 by gradient descent.
 #include <potluck.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Modules: names given once, and everything that follows from them.
+// Modules: members are listed once, and everything else follows from that.
 
 #include <doctest/doctest.h>
 
@@ -16,7 +16,7 @@ using test::same;
 
 namespace {
 
-// As a user writes it.
+// A module as a user would write it.
 struct Net : nn::Module {
     nn::Linear up{784, 256}, down{256, 10};
     void members(nn::Members& m) override { m("up", up)("down", down); }  // names, once
@@ -32,7 +32,7 @@ struct Small : nn::Module {
     Tensor forward(const Tensor& x) override { return b(a(x)); }
 };
 
-/// An output layer that is the embedding.
+/// An output layer that shares the embedding's weight.
 struct Tied : nn::Module {
     nn::Embedding embedding{5, 3};
     nn::Linear head{embedding.weight};
@@ -85,7 +85,7 @@ TEST_CASE("module: the first program of the design trains and is saved") {
             losses.push_back(loss.item());
         }
     }
-    CHECK(losses.back() < 0.7 * losses.front());  // it learns 128 random labels by heart
+    CHECK(losses.back() < 0.7 * losses.front());  // it memorises 128 random labels
     save(net, folder / "net.safetensors");
 
     Net other;
@@ -181,7 +181,7 @@ TEST_CASE("module: a tied tensor counts once and stays tied") {
         const Tensor ids = tensor(std::vector<std::int64_t>{0, 1}, {1, 2});
         net(ids).sum().backward();
         const Tensor w = net.embedding.weight;
-        // d/dw of sum_{i in ids, j} w_i . w_j: every row gets w_0 + w_1, rows 0 and 1 get the sum of all rows besides
+        // d/dw of sum_{i in ids, j} w_i . w_j: every row gets w_0 + w_1, rows 0 and 1 also get the sum of all rows
         const Tensor looked_up = w.detach()[0] + w.detach()[1];
         const Tensor all_rows = sum(w.detach(), {0});
         CHECK(test::relative_error(w.grad()[0], looked_up + all_rows) < 1e-6);
@@ -285,7 +285,7 @@ TEST_CASE("module: tensors tied by their memory stay tied through to() and clone
     CHECK(copy.b.node()->depth == 0);
     CHECK(copy.b.requires_grad());
     CHECK(same(copy.b, m.b));
-    // Disjoint parts of one block are converted apart.
+    // Disjoint parts of one block are converted separately.
     const Tensor block = test::tensor({1.0, 2.0, 3.0, 4.0});
     m.a = nn::parameter(block.narrow(0, 0, 2));
     m.b = nn::parameter(block.narrow(0, 2, 2));
@@ -311,7 +311,7 @@ TEST_CASE("module: to(dtype) rounds no f32 gradient that may stay as it is") {
         CHECK(m.a.dtype() == DType::f16);
         CHECK(buffer.to_vector() == before);
         CHECK(m.a.grad().storage() == buffer.storage());
-        m.to(DType::f64);  // it does not fit, and is left
+        m.to(DType::f64);  // it does not fit, and is removed
         CHECK(m.a.grad().dtype() == DType::f64);
         CHECK(m.a.grad().to_vector() == before);
     }
@@ -409,7 +409,7 @@ TEST_CASE("module: modules that name each other are refused by everything that w
     check_error([&] { outer.inner.parameters(); }, {"Inner -> owner: Outer -> inner: Inner"});
     outer.inner.owner = nullptr;
     CHECK(outer.parameters().size() == 3);
-    // A module that stands at two places goes in no circle.
+    // A module with two names is not a cycle.
     Inner shared, twice;
     twice.owner = &shared;
     struct Both : nn::Module {
@@ -423,7 +423,7 @@ TEST_CASE("module: modules that name each other are refused by everything that w
 
 namespace {
 
-/// x a^T b^T, the product of two thin matrices, b starting at 0 (Hu et al., "LoRA", 2021).
+/// x a^T b^T, the product of two thin matrices, with b initially 0 (Hu et al., "LoRA", 2021).
 struct Lora : nn::Module {
     Tensor a, b;
     Lora(std::int64_t in, std::int64_t out, std::int64_t rank)
@@ -458,7 +458,7 @@ TEST_CASE("module: what a derived type adds is never lost without a word") {
     check_error([&] { as_base = lora; }, {"[module]"});
     const nn::Linear& seen_as = lora;
     check_error([&] { nn::clone(seen_as); }, {"[module]", "copied as a Linear", "Copy it as what it is"});
-    // Copies of the same type are what they were.
+    // Assignment of the same type still works.
     lora = other;
     CHECK(same(lora.a, other.a));
     CHECK(LoraLinear(lora).parameters().size() == 3);
@@ -518,13 +518,13 @@ TEST_CASE("module: a branch adds to a layer, and belongs to it") {
     CHECK(same(layer(x), before));
     CHECK(names_of(layer) == std::vector<std::string>{"weight", "bias", "branch.a", "branch.b"});
     CHECK(nn::to_string(layer).find("\n  branch: Lora: a (2, 3), b (4, 2)\n") != std::string::npos);
-    set_to(lora.b, 1.0);  // which the branch shares, as every copy of a module does
+    set_to(lora.b, 1.0);  // the branch shares it, like every copy of a module
     CHECK(test::relative_error(layer(x), before + linear(linear(x, lora.a), lora.b)) < 1e-6);
     layer(x).sum().backward();
     CHECK(lora.a.grad().defined());
     CHECK_FALSE(layer.weight.grad().defined());
 
-    nn::Linear copy = layer;  // has a branch of its own that shares the tensors
+    nn::Linear copy = layer;  // has its own branch, which shares the tensors
     CHECK(copy.state_dict()["branch.a"].is_same(lora.a));
     nn::Linear apart = nn::clone(layer);
     CHECK_FALSE(apart.state_dict()["branch.a"].is_same(lora.a));
@@ -552,7 +552,7 @@ TEST_CASE("module: a branch takes over the mode of its layer, and must have its 
     layer.branch = Lora(3, 4, 2);
     layer(randn({2, 3}));
     CHECK_FALSE((*layer.branch).is_training());
-    (*layer.branch).train();  // once only: after that it is as it was told
+    (*layer.branch).train();  // only once: after that it keeps the mode that it is given
     layer(randn({2, 3}));
     CHECK((*layer.branch).is_training());
     layer.branch = Lora(3, 4, 2);
@@ -584,10 +584,10 @@ TEST_CASE("module: branches of the projections of GPT-2 and Llama take part") {
             Lora lora(shape[in_first ? 0 : 1], shape[in_first ? 1 : 0], 2);
             projection->branch = lora;
             CHECK(same(model(ids), before));
-            // Not all the same, which a norm behind it would take away again.
+            // Not all equal, because a norm after it would remove that.
             lora.b.detach().copy_(randn(lora.b.shape()));
             const Tensor after = model(ids).detach();
-            CHECK(test::relative_error(after, before) > 1e-7);  // each of them is asked
+            CHECK(test::relative_error(after, before) > 1e-7);  // each of them has an effect
             before = after;
             count += 2;
         }
@@ -627,7 +627,7 @@ TEST_CASE("module: leaves that members() forgot are found, with the op that uses
 
     Net whole;
     CHECK(nn::forgotten_leaves(whole(randn({1, 784})).sum(), whole).empty());
-    // An input that collects gradients is one too; a frozen one and a constant loss have none.
+    // An input that requires a gradient is also one; a frozen one and a constant loss have none.
     Tensor input = randn({1, 784});
     input.set_requires_grad();
     CHECK(nn::forgotten_leaves(whole(input).sum(), whole).size() == 1);
@@ -637,7 +637,7 @@ TEST_CASE("module: leaves that members() forgot are found, with the op that uses
     CHECK(nn::forgotten_leaves(ones({}), net).empty());
     // The loss itself may be the leaf.
     CHECK(nn::forgotten_leaves(nn::parameter(ones({})), net).size() == 1);
-    // A deep graph needs no deep stack.
+    // A deep graph needs no recursion.
     Tensor y = nn::parameter(ones({1}));
     for (int i = 0; i < 200000; ++i) y = y + 1.0;
     CHECK(nn::forgotten_leaves(y, net).size() == 1);
@@ -662,11 +662,11 @@ TEST_CASE("load_state_dict: a state that holds the module's own tensors, swapped
             CHECK(values(pair.a) == Values{4, 5, 6});
             CHECK(values(pair.b) == Values{1, 2, 3});
             CHECK(values(pair.c) == Values{7, 8, 9});
-            pair.load_state_dict({{"a", pair.b}, {"b", pair.c}, {"c", pair.a}});  // in a circle
+            pair.load_state_dict({{"a", pair.b}, {"b", pair.c}, {"c", pair.a}});  // in a cycle
             CHECK(values(pair.a) == Values{1, 2, 3});
             CHECK(values(pair.b) == Values{7, 8, 9});
             CHECK(values(pair.c) == Values{4, 5, 6});
-            // Reversed in itself, and one value of another for all.
+            // One reversed in itself, and one filled with a value of the other.
             const Tensor a = pair.a.detach(), b = pair.b.detach();
             pair.load_state_dict(
                 {{"a", a.alias({3}, {-1}, a.offset() + 2)}, {"b", a.alias({3}, {0}, a.offset())}, {"c", b}});
@@ -674,7 +674,7 @@ TEST_CASE("load_state_dict: a state that holds the module's own tensors, swapped
             CHECK(values(pair.b) == Values{1, 1, 1});
             CHECK(values(pair.c) == Values{7, 8, 9});
         }
-        // Views of one block that overlap: every value is the one from before.
+        // Overlapping views of one block: every value is the previous one.
         Pair block;
         const Tensor whole = test::tensor({0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0});
         block.a = nn::parameter(whole.alias({3}, {1}, 0));

@@ -1,5 +1,5 @@
-// What was moved from may be destroyed or assigned to; any other use is an Error or still right, never a crash. Loaders
-// stand in tests/data/loader_share.cpp.
+// A moved-from object may be destroyed or assigned to; any other use is an Error or still correct, never a crash. The
+// tests for loaders are in tests/data/loader_share.cpp.
 
 #include <doctest/doctest.h>
 
@@ -31,7 +31,7 @@ std::string text_of(Use&& use) {
 template <class T>
 using Uses = std::vector<std::function<void(T&)>>;
 
-/// Every use of a T that was moved from is an Error, and none of one that was assigned to afterwards.
+/// Every use of a moved-from T is an Error, but not after it was assigned to.
 template <class T>
 void check_moved(T object, const Uses<T>& uses) {
     for (std::size_t i = 0; i < uses.size(); ++i) {
@@ -44,7 +44,7 @@ void check_moved(T object, const Uses<T>& uses) {
     T last = std::move(object);
 }
 
-/// For modules that compute on `x`: what needs no tensor (listing, printing to a stream) may go on working.
+/// For modules that compute with `x`: functions that need no tensor (listing, printing to a stream) may still work.
 template <class M>
 void check_moved_module(M module, const Tensor& x) {
     check_moved<M>(std::move(module), {
@@ -54,7 +54,7 @@ void check_moved_module(M module, const Tensor& x) {
                                       });
 }
 
-/// Modules that hold numbers alone are the same after a move.
+/// Modules that contain only numbers are unchanged by a move.
 template <class M>
 void check_unharmed(M module, const Tensor& x) {
     module.eval();

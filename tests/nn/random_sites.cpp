@@ -1,4 +1,4 @@
-// Dropout in a RandomUpdateScope: the masks of the whole global batch, however it is cut and in whatever order it is worked.
+// Dropout in a RandomUpdateScope: the masks of the whole global batch, however it is divided and in whatever order.
 
 #include <doctest/doctest.h>
 
@@ -22,11 +22,12 @@ namespace {
 
 constexpr std::int64_t batch = 8, heads = 4, time = 5, width = 6;
 
-/// Three layers that show their masks: of a tensor (batch, time, width), of attention weights, and of rows (batch * time).
+/// Three layers that output their masks: of a tensor (batch, time, width), of attention weights, and of rows (batch *
+/// time).
 struct Masks : nn::Module {
     struct Weights : nn::Module {
         Tensor forward(const Tensor& x) override {
-            // Equal weights of values that are the identity: the output is the mask.
+            // Equal weights and values that are the identity: the output is the mask.
             const Shape shape{x.size(0), heads, time, 2};
             const Tensor q = zeros(shape, {x.dtype()});
             Tensor v = zeros({x.size(0), heads, time, time}, {x.dtype()});
@@ -39,7 +40,7 @@ struct Masks : nn::Module {
 
     void members(nn::Members& m) override { m("embedding", embedding)("weights", weights)("output", output); }
 
-    /// What one layer drops of ones.
+    /// The output of one layer for an input of ones.
     std::vector<double> layer(int which, std::int64_t items, DType dtype) {
         const Tensor x = ones({items, time, width}, {dtype});
         if (which == 0) return embedding(x).to_vector();
@@ -54,7 +55,7 @@ struct Masks : nn::Module {
 
 using Cut = std::vector<std::int64_t>;  // items of the micro-batches
 
-/// The masks of all layers over the global batch, joined; layers are the outer loop, or micro-batches.
+/// The masks of all layers over the global batch, concatenated; the outer loop is over layers, or over micro-batches.
 std::vector<std::vector<double>> masks_of(Masks& model, const Cut& cut, bool layers_first,
                                           std::int64_t update, DType dtype) {
     std::vector<std::vector<double>> found(4);  // the last layer has two halves
@@ -102,7 +103,7 @@ TEST_CASE("random sites: every cut into micro-batches and every order of layers 
                  {Cut{4, 4}, Cut{2, 2, 2, 2}, Cut{1, 1, 1, 1, 1, 1, 1, 1}, Cut{3, 5}, Cut{7, 0, 1}})
                 for (const bool layers_first : {false, true})
                     CHECK(masks_of(model, cut, layers_first, 3, dtype) == whole);
-            // Each layer, use of a layer, and update has its own.
+            // Each layer, use of a layer, and update has its own mask.
             CHECK(whole[2] != whole[3]);
             CHECK(whole[0] != whole[2]);
             const auto next = masks_of(model, {batch}, false, 4, dtype);
@@ -224,7 +225,7 @@ TEST_CASE("random sites: recorded work has the masks of the update around its re
         }
         const auto replay = [&] { recorded->replay(); };
         CHECK(at(4, replay) == fourth);
-        default_generator(test_device()).take(100);  // has no part in it
+        default_generator(test_device()).take(100);  // has no effect
         CHECK(at(3, replay) == third);
         if (test_device().kind == DeviceKind::cpu) return;
         CHECK_THROWS_WITH_AS(recorded->replay(), doctest::Contains("RandomUpdateScope"), Error);

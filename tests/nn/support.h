@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of this floor share.
+// Shared code of the tests of nn/.
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 
 namespace potluck::test {
 
-/// A folder that is gone with its content at the end of the test.
+/// A folder that is removed with its content at the end of the test.
 class TemporaryFolder {
 public:
     TemporaryFolder() {
@@ -59,8 +59,8 @@ inline std::vector<nlohmann::json> read_lines(const std::string& path) {
     return lines;
 }
 
-/// Checks that `function` throws an Error whose text holds all of `parts`, at the latest when the devices have done what
-/// it started.
+/// Checks that `function` throws an Error whose text contains all of `parts`, at the latest when the devices have
+/// finished the work that it started.
 template <class Function>
 void check_error(Function&& function, const std::vector<std::string>& parts) {
     std::string text;
@@ -78,7 +78,7 @@ void check_error(Function&& function, const std::vector<std::string>& parts) {
     }
 }
 
-/// Whether both hold the same values, bit for bit but for the sign of zero.
+/// Whether both contain the same values, bit for bit except for the sign of zero.
 inline bool same(const Tensor& a, const Tensor& b) {
     return a.shape() == b.shape() && a.dtype() == b.dtype() && a.to_vector<double>() == b.to_vector<double>();
 }

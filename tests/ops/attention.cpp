@@ -37,8 +37,7 @@ double scale_for(const Attention& options, std::int64_t head_size) {
     return 1.0 / std::sqrt(static_cast<double>(head_size));
 }
 
-/// By the definition; mask is empty or (batch, heads, queries, keys) of numbers to add; so are the dropout
-/// factors.
+/// By the definition; mask and the dropout factors are empty or (batch, heads, queries, keys); the mask is added.
 Array attention_by_definition(const Array& q, const Array& k, const Array& v, const Array& mask,
                               const Array& factors, const Attention& options) {
     const std::int64_t group = k.shape[1] == 0 ? 1 : q.shape[1] / k.shape[1];
@@ -135,7 +134,7 @@ Row attention_row(const char* name, Op op) {
             for (const Mask mask : {Mask::none, Mask::boolean, Mask::padding, Mask::floating})
                 for (const double p : {0.0, 0.4}) {
                     if (p > 0.0 && mask != Mask::none && sizes.heads < 3) continue;
-                    // Every mask on small shapes; on large ones each once.
+                    // Every mask on small shapes; on large ones each mask once.
                     if (sizes.queries * sizes.keys > 1000 &&
                         (mask == Mask::padding || (mask == Mask::boolean) == causal))
                         continue;
@@ -195,7 +194,7 @@ std::vector<Tensor> random_qkv(const Sizes& s, DType dtype, std::uint64_t seed =
     return x;
 }
 
-/// Largest distance, measured against the largest value of what is right.
+/// Largest difference, relative to the largest correct value.
 double relative_error(const Tensor& got, const Tensor& right) {
     const std::vector<double> a = got.to_vector();
     const std::vector<double> b = right.to_vector();
@@ -226,11 +225,11 @@ std::vector<Row> attention_rows() {
     fused.tolerance = 2.0;
     fused.dtypes = {DType::f64, DType::f32};
     Row halves = attention_row("scaled_dot_product_attention", scaled_dot_product_attention);
-    halves.tolerance = 4.0;  // tensor cores take the weights rounded to the half type
+    halves.tolerance = 4.0;  // tensor cores use weights that are rounded to the half type
     halves.dtypes = {DType::f16, DType::bf16};
-    halves.gradcheck = false;  // in f64, as of the row above
+    halves.gradcheck = false;  // in f64, as for the row above
     halves.refusals = {};
-    // Scores and weights are rounded to the dtype on the way.
+    // Intermediate scores and weights are rounded to the dtype.
     Row composed = attention_row("attention_composed", attention_composed);
     composed.tolerance = 32.0;
     composed.gradient_tolerance = 4.0;
@@ -266,7 +265,7 @@ TEST_CASE("attention: queries that see no key give zeros and change no gradient"
 
 TEST_CASE("attention: a causal mask and padding that together hide every key of a query") {
     on_each_device([] {
-        // Keys 0 and 1 are padding: queries 0 and 1 see nothing at all.
+        // Keys 0 and 1 are padding: queries 0 and 1 see no key at all.
         const Tensor mask = arange(0, 5) >= 2;
         for (const Op op : both_ops) {
             const std::vector<Tensor> x = random_qkv({2, 2, 1, 5, 5, 4, 3}, DType::f32);
@@ -355,7 +354,7 @@ TEST_CASE("attention: long sequences take little memory, and any number of threa
     const std::int64_t before = memory_statistics().current;
     set_threads(1);
     const std::vector<Tensor> one = run(scaled_dot_product_attention, x, DType::f32, {.causal = true});
-    CHECK(memory_statistics().peak - before < 4 << 20);  // the matrices of weights would be 72 MB
+    CHECK(memory_statistics().peak - before < 4 << 20);  // the matrices of weights would take 72 MB
     for (const int count : {2, 3}) {
         set_threads(count);
         const std::vector<Tensor> many = run(scaled_dot_product_attention, x, DType::f32, {.causal = true});
@@ -373,7 +372,7 @@ TEST_CASE("attention: large scores do not overflow, NaN stays NaN") {
         k.select(2, 66).fill_(std::nan(""));
         const Tensor spoilt = scaled_dot_product_attention(x[0], k, x[2]);
         CHECK(all(is_nan(spoilt)).item<bool>());
-        // A hidden key may hold anything.
+        // A hidden key may contain anything.
         const Tensor hidden = scaled_dot_product_attention(x[0], k, x[2], {.mask = arange(0, 70) != 66});
         CHECK(all(is_finite(hidden)).item<bool>());
     });

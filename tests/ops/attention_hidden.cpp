@@ -1,4 +1,4 @@
-// Attention: what a query may not see has no part in its results, whatever stands there.
+// Attention: keys that a query may not see do not affect its results, whatever they contain.
 
 #include <doctest/doctest.h>
 
@@ -34,7 +34,7 @@ struct Sizes {
     std::int64_t batch, heads, kv_heads, queries, keys, head_size, value_size;
 };
 
-/// Deterministic numbers for choices, apart from those of the tensors.
+/// Deterministic numbers for choices, independent of those of the tensors.
 class Choice {
 public:
     explicit Choice(std::uint64_t seed) : seed_(seed) {}
@@ -49,7 +49,7 @@ private:
 struct Sample {
     Sizes sizes;
     Attention options;         // without the mask
-    std::vector<double> mask;  // (batch, 1, queries, keys), of bool or of numbers to add; empty: none
+    std::vector<double> mask;  // (batch, 1, queries, keys), as bool or numbers to add; empty: none
     bool is_boolean = true;
     std::vector<char> sees;     // (batch, queries, keys)
     std::vector<Tensor> clean;  // q k v dy, finite
@@ -86,7 +86,7 @@ Sample sample_of(const Sizes& s, Hiding hiding, double dropout) {
     return sample;
 }
 
-/// A copy of x (batch, heads, rows, columns) with `value` at a few places of a row, for all heads.
+/// A copy of x (batch, heads, rows, columns) with `value` at several columns of a row, for all heads.
 void spoil(Tensor& x, std::int64_t b, std::int64_t row, Choice& choose) {
     constexpr double values[] = {nan, infinity, -infinity};
     for (std::int64_t h = 0; h < x.size(1); ++h)
@@ -117,7 +117,7 @@ std::vector<Tensor> results(Op op, const Sample& sample, const std::vector<Tenso
     return found;
 }
 
-/// Rows of got and right (batch, heads, rows, columns) for which `counts` holds are finite and the same numbers.
+/// Checks that the rows of got and right (batch, heads, rows, columns) for which `counts` holds are finite and equal.
 template <class Counts>
 void check_rows(const Tensor& got, const Tensor& right, Counts counts) {
     const std::vector<double> a = got.to_vector();
@@ -133,8 +133,8 @@ void check_rows(const Tensor& got, const Tensor& right, Counts counts) {
     CHECK(wrong == 0);
 }
 
-/// Puts infinity and NaN into random keys and values, and into queries that see nothing; what may not see them does not
-/// change.
+/// Puts infinity and NaN into random keys and values, and into queries that see no key; results that do not depend on
+/// them must not change.
 void check_hidden(Op op, const Sizes& s, Hiding hiding, double dropout, DType dtype) {
     INFO("sizes " << s.batch << " " << s.heads << " " << s.kv_heads << " " << s.queries << " " << s.keys
                   << " " << s.head_size << " " << s.value_size << " " << name_of(dtype) << ", hiding "
@@ -154,7 +154,7 @@ void check_hidden(Op op, const Sizes& s, Hiding hiding, double dropout, DType dt
             if (which != 1) spoil(inputs[1], b, j, choose);
             if (which != 0) spoil(inputs[2], b, j, choose);
         }
-    // A query that sees nothing, and one that sees what is bad, have no part in the gradients of keys that they do not see.
+    // A query that sees no key, and one that sees a bad key, do not affect the gradients of keys that they do not see.
     std::vector<char> is_clean_query, sees_nothing;
     for (std::int64_t b = 0; b < s.batch; ++b)
         for (std::int64_t i = 0; i < s.queries; ++i) {
@@ -186,7 +186,7 @@ void check_hidden(Op op, const Sizes& s, Hiding hiding, double dropout, DType dt
         else
             check_rows(got[i], right[i], of_clean_query);
     }
-    // What is seen shows: the last query sees the last key unless a mask hides it.
+    // A visible key has an effect: the last query sees the last key unless a mask hides it.
     if (hiding == Hiding::causal) CHECK(!std::isfinite(got[0].to_vector().back() + got[0].sum().item()));
 }
 
@@ -228,7 +228,7 @@ TEST_CASE("attention: infinity and NaN reach only the queries that may see them,
                     for (const Hiding hiding : all_hidings)
                         for (const double dropout : {0.0, 0.3}) {
                             if (dropout > 0.0 && sizes.queries > 70) continue;
-                            // The composed form is the same for all dtypes but for its casts.
+                            // The composed form is the same for all dtypes except for its casts.
                             if (op != fused && dtype != DType::f64) continue;
                             check_hidden(op, sizes, hiding, dropout, dtype);
                         }

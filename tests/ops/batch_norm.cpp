@@ -46,7 +46,7 @@ Array normalised(const Array& x, const Array& weight, const Array& bias,
     return y;
 }
 
-/// Running statistics for the cases in evaluation: 0, 0.5, .. and 1, 1.25, .. .
+/// Running statistics for the evaluation cases: 0, 0.5, .. and 1, 1.25, .. .
 std::vector<double> running_means(std::int64_t channels) {
     std::vector<double> values;
     for (std::int64_t c = 0; c < channels; ++c) values.push_back(0.5 * static_cast<double>(c));

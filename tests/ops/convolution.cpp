@@ -91,7 +91,7 @@ void add_line_case(Row& row, const Shape& x, const Shape& weight, const Convolut
          })});
 }
 
-/// The same text from every device.
+/// Checks that every device gives the same error text, and returns it.
 std::string refusal(const std::function<void()>& call) {
     try {
         call();
@@ -104,7 +104,7 @@ std::string refusal(const std::function<void()>& call) {
 }  // namespace
 
 std::vector<Row> convolution_rows() {
-    // A weight's gradient is a sum of up to 2040 terms, which a device may add up one after the other in f32.
+    // A weight's gradient is a sum of up to 2040 terms, which a device may accumulate sequentially in f32.
     Row images{.op = "conv2d", .tolerance = 8.0, .gradient_tolerance = 32.0};
     for (const Sizes& sizes : std::vector<Sizes>{
              {{1, 1, 1, 1}, {1, 1, 1, 1}},
@@ -114,12 +114,12 @@ std::vector<Row> convolution_rows() {
              {{2, 2, 5, 4}, {2, 2, 3, 3}, {.stride = 2, .padding = 1}},
              {{1, 2, 7, 5}, {3, 2, 3, 2}, {.padding = {2, 0}, .dilation = {2, 3}}},
              {{2, 4, 4, 3}, {8, 1, 2, 2}, {.groups = 4}},   // depthwise
-             {{1, 1, 7, 7}, {2, 1, 1, 1}, {.stride = 3}},   // elements that no window sees
-             {{1, 1, 2, 2}, {1, 1, 2, 2}, {.padding = 3}},  // windows of nothing but padding
+             {{1, 1, 7, 7}, {2, 1, 1, 1}, {.stride = 3}},   // elements outside all windows
+             {{1, 1, 2, 2}, {1, 1, 2, 2}, {.padding = 3}},  // windows of padding only
              {{3, 2, 4, 5}, {2, 2, 4, 5}},                  // one window
              {{0, 2, 3, 3}, {2, 2, 2, 2}},
              {{2, 3, 4, 4}, {0, 3, 2, 2}},
-             {{8, 16, 15, 17}, {24, 16, 3, 3}, {.padding = 1}},  // several tiles, forward and backward
+             {{8, 16, 15, 17}, {24, 16, 3, 3}, {.padding = 1}},  // several tiles, in forward and backward
              {{40, 32, 3, 3}, {16, 16, 3, 3}, {.padding = 1, .groups = 2}}})  // tiles of several samples
         add_cases(images, sizes);
     images.refusals = {

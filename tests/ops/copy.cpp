@@ -33,7 +33,7 @@ DType constant(DType) {
 /// Conversion to one dtype, from all.
 template <DType target>
 Row to_row() {
-    // u8 has no negative numbers: a floating one becomes 0, an integer wraps. Tested below.
+    // u8 has no negative numbers: floating ones become 0, integers wrap around. Tested below.
     Row row{
         .op = "to",
         .cases = copy_cases([](const Tensor& x) { return to(x, target); }, target == DType::u8 ? 0.0 : -3.0),

@@ -178,7 +178,7 @@ TEST_CASE("cross_entropy: an ignore_index above the classes, and labels of u8 an
 TEST_CASE(
     "cross_entropy: sums over parts divided by all that count give the mean over all, whatever the parts") {
     on_each_device([] {
-        // Sequences of 1 .. 8 labels that count, cut into micro-batches.
+        // Sequences of 1 .. 8 valid labels, divided into micro-batches.
         Generator generator(1);
         const Tensor x = randn({8, 8, 6}, {DType::f64, test_device()}, &generator);
         std::vector<std::int64_t> ids;
@@ -212,20 +212,20 @@ TEST_CASE(
 
 TEST_CASE("cross_entropy: the extremes") {
     on_each_device([] {
-        // Impossible labels cost infinity; huge logits do not overflow; NaN stays NaN.
+        // Labels with probability 0 have infinite loss; huge logits do not overflow; NaN stays NaN.
         CHECK(cross_entropy(tensor({{0, -infinity}}), labels_of({1})).item() == infinity);
         CHECK(cross_entropy(tensor({{-infinity, -infinity}}), labels_of({1})).item() == infinity);
         CHECK(cross_entropy(tensor({{1e30, -1e30}}), labels_of({0})).item() == 0.0);
         CHECK(cross_entropy(tensor({{1e4, 1e4 - 1}}), labels_of({0})).item() ==
               doctest::Approx(0.3132617).epsilon(1e-6));
         CHECK(std::isnan(cross_entropy(tensor({{0, nan}}), labels_of({0})).item()));
-        // One NaN row does not touch the others.
+        // A row with NaN does not affect the others.
         Tensor logits = tensor({{0, nan}, {1, 2}});
         logits.set_requires_grad();
         const Tensor losses = cross_entropy(logits, labels_of({0, 0}), {.reduction = Reduction::none});
         CHECK(std::isnan(losses[0].item()));
         CHECK(losses[1].item() == doctest::Approx(1.3132617).epsilon(1e-6));
-        // An ignored row with NaN counts nowhere.
+        // An ignored row with NaN has no effect.
         Tensor ignored = tensor({{nan, nan}, {1, 2}});
         ignored.set_requires_grad();
         const Tensor loss = cross_entropy(ignored, labels_of({-100, 0}));

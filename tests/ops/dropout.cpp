@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t seed = 5;
 
-/// Element i is kept when number i of the stretch is p 2^32 or more.
+/// Element i is kept when number i of the sequence is p 2^32 or more.
 Array dropped(const Array& x, double p) {
     Array y = x;
     for (std::size_t i = 0; i < y.values.size(); ++i) {
@@ -109,7 +109,7 @@ TEST_CASE("dropout: a part of a tensor has the part of its mask") {
             Shape whole, first, size;
         };
         const Box boxes[] = {
-            {{40, 33}, {7, 0}, {20, 33}},  // rows: one stretch, at any place
+            {{40, 33}, {7, 0}, {20, 33}},  // rows: one run, at any position
             {{40, 32}, {0, 8}, {40, 16}},  // columns, in whole packs
             {{40, 33}, {3, 5}, {9, 27}},   // both
             {{3, 4, 5, 6}, {1, 1, 2, 1}, {2, 3, 2, 4}},

@@ -26,7 +26,7 @@ struct Range {
     double high = 2.0;
 };
 
-/// The function of one tensor on the usual shapes.
+/// A function of one tensor on the usual shapes.
 std::vector<Case> unary_cases(TensorFunction function, Number expected, Range range = {}) {
     std::vector<Case> cases;
     for (const Shape& shape : usual_shapes())
@@ -36,7 +36,7 @@ std::vector<Case> unary_cases(TensorFunction function, Number expected, Range ra
     return cases;
 }
 
-/// The function of two tensors on shapes that broadcast.
+/// A function of two tensors on shapes that broadcast.
 std::vector<Case> binary_cases(TensorFunction2 function, Number2 expected, Range a = {}, Range b = {},
                                bool whole = false) {
     std::vector<Case> cases;
@@ -145,7 +145,7 @@ std::vector<Row> arithmetic_rows() {
     remainder_row.cases = binary_cases(operator%, python_remainder, {-9.0, 9.0}, {1.0, 4.0});
     for (Case& sample : remainder_row.cases) sample.inputs[1].differentiable = false;
     rows.push_back(remainder_row);
-    // The quotients keep away from whole numbers, where one ulp decides.
+    // The quotients are not close to integers, where one ulp would matter.
     Row floor_divide_row{
         .op = "floor_divide",
         .cases = binary_cases(floor_divide, [](double a, double b) { return std::floor(a / b); }, {0.1, 0.9},

@@ -1,5 +1,5 @@
-// Numbers beside tensors: they are not rounded to a half type, integers are exact, and what a dtype does not hold is
-// refused.
+// Numbers beside tensors: they are not rounded to a half type, integers are exact, and numbers that a dtype cannot
+// represent are refused.
 
 #include <doctest/doctest.h>
 
@@ -89,7 +89,7 @@ TEST_CASE("numbers: gradients of half types are rounded once too") {
                 CHECK(of([](const Tensor& t) { return 1e-2 / t; }) ==
                       doctest::Approx(-1e-2 / (given * given)).epsilon(2e-3));
         }
-        // 3 (1/4096)^2 = 1.8e-7 is an f16 (rounded); (1/4096)^2 alone is hardly one
+        // 3 (1/4096)^2 = 1.8e-7 is an f16 (rounded); (1/4096)^2 alone is nearly 0 there
         const Tensor tiny = full({1}, 1.0 / 4096, {DType::f16});
         CHECK(gradient_of(
                   tiny, [](const Tensor& t) { return power(t, 3) * 4096.0; }, false)[0] ==
@@ -107,7 +107,7 @@ TEST_CASE("numbers: integers beside numbers are exact") {
         CHECK((x == big).to_vector<bool>() == std::vector<bool>{true, false, false});
         CHECK(maximum(x, big - 1).to_vector<std::int64_t>() ==
               std::vector<std::int64_t>{big, big - 1, big - 1});
-        // As Python: the quotient is rounded down, the remainder has the sign of the divisor.
+        // As in Python: the quotient is rounded down, the remainder has the sign of the divisor.
         CHECK(floor_divide(x, 2).to_vector<std::int64_t>() == std::vector<std::int64_t>{big / 2, -4, 3});
         CHECK((x % 4).to_vector<std::int64_t>() == std::vector<std::int64_t>{1, 1, 3});
         CHECK((x % -4).to_vector<std::int64_t>() == std::vector<std::int64_t>{-3, -3, -1});
@@ -214,7 +214,7 @@ TEST_CASE("numbers: what a dtype does not hold is refused everywhere") {
         refuses([&] { clamp(bytes, 300, 400); }, "clamp", "no u8 lies between 300 and 400");
         CHECK(values(clamp(bytes, -1000, 1.5)) == std::vector<double>{1.0, 1.0});
         CHECK(where(mask, 0.5, bytes).dtype() == DType::f32);
-        // Floating dtypes hold every number, rounded; beyond their range it is infinite.
+        // Floating dtypes accept every number, rounded; beyond their range it becomes infinity.
         CHECK(full({1}, 1e6, {DType::f16}).item() == infinity);
         CHECK(masked_fill(full({1}, 1.0, {DType::f16}), full({1}, true, {DType::boolean}), -1e9).item() ==
               -infinity);
@@ -234,7 +234,7 @@ TEST_CASE("in place: views that run backwards are changed like all others") {
             CHECK(values(whole) == std::vector<double>{8, 8, 8, 14, 14, 14});
             turned.copy_(tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, {2, 3}, {dtype}));
             CHECK(values(whole) == std::vector<double>{6, 5, 4, 3, 2, 1});
-            turned.copy_(whole);  // itself, the other way round
+            turned.copy_(whole);  // itself, in reverse order
             CHECK(values(whole) == std::vector<double>{1, 2, 3, 4, 5, 6});
             const Tensor every_other = whole.alias({2, 2}, {3, -2}, 2);
             every_other.fill_(9);

@@ -89,7 +89,7 @@ TEST_CASE(
             all += error_of([&] { embedding(weight, ids); }) + "\n";
             const Tensor good = embedding(weight, tensor(std::vector<std::int64_t>{5, 99}, {2}));
             CHECK(good.to_vector() == std::vector<double>(16, 1.0));
-            // Nothing is added for a bad id; where it is told at once, nothing at all.
+            // Nothing is added for a bad id; where it is reported immediately, nothing at all is added.
             Tensor sums = zeros({100, 8});
             all += error_of([&] {
                        backend(test_device()).embedding_backward(ids, ones({5, 8}), sums);

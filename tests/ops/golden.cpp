@@ -1,5 +1,5 @@
-// Values and gradients that PyTorch computed in f64: tests/golden/README.md says how. The op table compares each op with
-// a reference of our own; this catches what both could have misunderstood in the same way.
+// Values and gradients that PyTorch computed in f64: tests/golden/README.md says how. The op table compares each op
+// with our own reference; this test detects what both might have misunderstood in the same way.
 
 #include <doctest/doctest.h>
 
@@ -36,7 +36,7 @@ Function cross_entropy_with(const CrossEntropy& options) {
     return [=](Inputs& x) { return cross_entropy(x["logits"], x["labels"], options); };
 }
 
-/// Our call for each case of the file; several calls where there are several ways.
+/// Our call for each case of the file; several calls if there are several ways.
 const std::multimap<std::string, Function>& calls() {
     static const std::multimap<std::string, Function> calls{
         {"gelu_erf", [](Inputs& x) { return gelu(x["x"]); }},
@@ -84,7 +84,7 @@ void check_close(const Tensor& actual, const Tensor& expected, double tolerance)
     REQUIRE(actual.defined());
     REQUIRE(actual.shape() == expected.shape());
     const std::vector<double> a = actual.to_vector<double>(), b = expected.to_vector<double>();
-    double largest = 1e-3;  // below this, differences count as absolute
+    double largest = 1e-3;  // below this, differences are absolute
     for (const double value : b) largest = std::max(largest, std::abs(value));
     for (std::size_t i = 0; i < b.size(); ++i) {
         INFO("element ", i, ": ", a[i], " instead of ", b[i]);
@@ -102,7 +102,7 @@ Function batch_norm_with(bool training) {
     };
 }
 
-/// The same of convolution.safetensors.
+/// The same for convolution.safetensors.
 const std::multimap<std::string, Function>& convolution_calls() {
     static const std::multimap<std::string, Function> calls{
         {"conv1d", [](Inputs& x) { return conv1d(x["x"], x["weight"], x["bias"]); }},

@@ -8,7 +8,7 @@
 namespace potluck::test {
 namespace {
 
-/// Arrays that agree but for `axis`, one after the other along it.
+/// Concatenates arrays that agree in all axes but `axis`.
 Array joined(const std::vector<Array>& parts, std::size_t axis) {
     Shape shape = parts[0].shape;
     shape[axis] = 0;

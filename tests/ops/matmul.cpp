@@ -60,7 +60,7 @@ Array add_bias(const Array& x, const Array& bias) {
 }  // namespace
 
 std::vector<Row> matmul_rows() {
-    // Terms that cancel leave an error of many roundings of the terms.
+    // Terms that cancel leave the rounding errors of many terms.
     Row matmul_row{.op = "matmul", .dtypes = number_dtypes(), .tolerance = 4.0};
     for (const auto& [a, b] : {std::pair<Shape, Shape>{{1, 1}, {1, 1}},
                                {{2, 3}, {3, 4}},

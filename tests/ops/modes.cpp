@@ -34,7 +34,7 @@ std::uint64_t hash_of(const std::string& text) {
     return hash;
 }
 
-/// The inputs of a case, contiguous; the same ones every time.
+/// The inputs of a case, contiguous; always the same values.
 std::vector<Tensor> make_inputs(const Row& row, const Case& sample, DType dtype, Device device) {
     Generator generator(hash_of(row.op));
     std::vector<Tensor> inputs;
@@ -67,7 +67,7 @@ bool wants_gradient(const Case& sample, std::size_t input, const Tensor& x) {
            is_floating(x.dtype());
 }
 
-/// Fixed weights that every floating dtype holds exactly: eighths in [-2, 2].
+/// Fixed weights that every floating dtype represents exactly: eighths in [-2, 2].
 Tensor weights_like(const Tensor& y) {
     std::vector<double> values(static_cast<std::size_t>(y.count()));
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -77,13 +77,12 @@ Tensor weights_like(const Tensor& y) {
 
 struct Result {
     std::vector<Tensor> outputs;
-    std::vector<Tensor> gradients;  // of each input; undefined where none is wanted
+    std::vector<Tensor> gradients;  // of each input; undefined where none is needed
     std::vector<bool>
         is_sum;  // whether the gradient came to lie in other memory, since another was added to it
 };
 
-/// Forward, and backward from fixed weights of all outputs. The inputs become leaves as they are, strides and
-/// all.
+/// Forward, and backward from fixed weights of all outputs. The inputs become leaves with their present strides.
 Result run(const Row& row, const Case& sample, const std::vector<Tensor>& inputs, bool with_backward) {
     std::vector<Tensor> leaves;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -113,7 +112,7 @@ Result run(const Row& row, const Case& sample, const std::vector<Tensor>& inputs
 
 // ---- layouts ----
 
-/// The same values in memory of another order; x when it has no other.
+/// The same values with another memory layout; x itself if there is no other.
 Tensor with_strides(const Tensor& x, const Strides& strides, std::int64_t elements, std::int64_t offset) {
     Tensor view = Tensor::empty({elements}, {x.dtype(), x.device()}).alias(x.shape(), strides, offset);
     detail::copy_into(x, view);
@@ -133,7 +132,7 @@ Tensor spaced_layout(const Tensor& x) {
     for (std::int64_t& stride : strides) stride *= 2;
     return with_strides(x, strides, 2 * x.count() + 3, 3);
 }
-/// The first entry along the longest axis, repeated with stride 0. The values are others than those of x.
+/// The first entry along the longest axis, repeated with stride 0. The values differ from those of x.
 Tensor repeated_layout(const Tensor& x) {
     if (x.count() == 0 || x.ndim() == 0) return x;
     std::size_t axis = 0;
@@ -153,7 +152,7 @@ constexpr Layout layouts[] = {{"transposed", transposed_layout, false},
                               {"spaced", spaced_layout, false},
                               {"repeated", repeated_layout, true}};
 
-// ---- telling ----
+// ---- comparing ----
 
 std::string describe(const Row& row, const Case& sample, DType dtype) {
     std::ostringstream text;
@@ -173,7 +172,7 @@ Tolerance scaled(Tolerance tolerance, double factor) {
     return {tolerance.relative * factor, tolerance.absolute * factor};
 }
 
-/// Whether two tensors hold the same bits.
+/// Whether two tensors have the same bits.
 bool same_bits(const Tensor& a, const Tensor& b) {
     if (a.defined() != b.defined()) return false;
     if (!a.defined()) return true;
@@ -187,12 +186,12 @@ bool same_bits(const Tensor& a, const Tensor& b) {
     return true;
 }
 
-/// Large inputs are there for the threads. They need not be seen in every dtype.
+/// Large inputs are meant for the threads. They need not be tested in every dtype.
 bool is_worth_while(const Case& sample, DType dtype) {
     return elements_of(sample) < 5000 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::i64;
 }
 
-/// Calls test(row, sample, device, dtype) for all that the table has, or for what POTLUCK_OP names.
+/// Calls test(row, sample, device, dtype) for the whole table, or for the op that POTLUCK_OP names.
 template <class Test>
 void for_each_case(const std::vector<DType>& dtypes, Test test) {
     const char* only = std::getenv("POTLUCK_OP");
@@ -216,7 +215,7 @@ void for_each_case(const std::vector<DType>& dtypes, Test test) {
     }
 }
 
-/// What the CPU gives for the inputs of a case.
+/// The CPU's results for the inputs of a case.
 std::vector<Array> on_the_cpu(const Row& row, const Case& sample, DType dtype) {
     const OnDevice here(Device::cpu());
     return as_arrays(run(row, sample, make_inputs(row, sample, dtype, Device::cpu()), false).outputs);
@@ -237,7 +236,7 @@ TEST_CASE("ops: values, shapes and dtypes agree with a reference in f64") {
             CHECK(outputs[i].device() == device);
         }
         if (!sample.reference && device == Device::cpu()) return;
-        // Random ops have no reference, but the same seed draws the same on every device.
+        // Random ops have no reference, but the same seed draws the same numbers on every device.
         const std::vector<Array> expected =
             sample.reference ? sample.reference(as_arrays(inputs)) : on_the_cpu(row, sample, dtype);
         REQUIRE(outputs.size() == expected.size());
@@ -313,7 +312,7 @@ TEST_CASE("ops: strided inputs give what their contiguous copies give") {
             std::vector<Tensor> strided;
             std::vector<Tensor> copies;
             for (std::size_t i = 0; i < inputs.size(); ++i) {
-                // Indices may not repeat where the op forbids it: their values stay.
+                // Where the op forbids repeated indices, their values are kept.
                 const bool keeps_values = !sample.inputs[i].values.empty() && layout.changes_values;
                 strided.push_back(keeps_values ? inputs[i] : layout.apply(inputs[i]));
                 copies.push_back(clone(strided.back()));
@@ -376,12 +375,12 @@ TEST_CASE("ops: bad input is refused with a message that names the values, the s
         }
         return of_refusals;
     };
-    const std::vector<std::string> of_cpu = messages();  // outside of on_each_device() a test is on the CPU
+    const std::vector<std::string> of_cpu = messages();  // outside of on_each_device() a test runs on the CPU
     on_each_device([&] {
         if (test_device() == Device::cpu()) return;
         const std::vector<std::string> here = messages();
         for (std::size_t i = 0; i < here.size(); ++i)
-            if (here[i].find("out of memory") == std::string::npos)  // whose numbers differ
+            if (here[i].find("out of memory") == std::string::npos)  // whose numbers differ between devices
                 CHECK(here[i] == of_cpu[i]);
     });
 }
@@ -398,8 +397,7 @@ TEST_CASE("ops: the comparison behind these tests sees what is wrong") {
     CHECK(!is_close(-INFINITY, INFINITY, tolerance));
     CHECK(!same_bits(tensor({0.0}), tensor({-0.0})));
     CHECK(!same_bits(tensor({0.0}), Tensor()));
-    for (const DType dtype :
-         floating_dtypes()) {  // a wrong rounding or a lost term is not within the tolerance
+    for (const DType dtype : floating_dtypes()) {  // a wrong rounding or a missing term exceeds the tolerance
         CHECK(tolerance_of(dtype).relative < 0.01);
         CHECK(gradient_tolerance_of(dtype).relative < 0.05);
     }

@@ -39,7 +39,7 @@ Array add(const Array& x, const Array& y) {
     return map(x, y, [](double a, double b) { return a + b; });
 }
 
-/// Whole numbers, so that the sum with the residual is exact in every dtype.
+/// Integers, so that the sum with the residual is exact in every dtype.
 Input whole_input(const Shape& shape) { return {.shape = shape, .low = -8.0, .high = 8.0, .whole = true}; }
 
 Row add_layer_row() {
@@ -299,7 +299,7 @@ TEST_CASE("norm: gradients over an input of rank 3, and of a row worked out by h
 
 TEST_CASE("norm: gradients of parameters in half types are summed in f32 or better") {
     on_each_device([] {
-        // The sums run down the rows. Emulated, each element takes its time: fewer columns are enough there.
+        // The sums run along columns. In the emulator each element takes long: fewer columns are enough there.
         const std::int64_t width = test_device() == Device::cpu() ? 768 : 48;
         for (const DType dtype : {DType::bf16, DType::f16}) {
             Generator generator(3);
@@ -357,7 +357,7 @@ TEST_CASE("norm: add and norm is the sum and its norm, to the bit") {
                         fused ? add_rms_norm(x, residual, weight)
                               : std::pair{x + residual, rms_norm(x + residual, weight)};
                     outputs.insert(outputs.end(), {sum, y, rms_sum, rms_y});
-                    // The gradient along the residual comes first, and the norm adds its own.
+                    // The gradient of the residual is accumulated first, and the norm adds its own.
                     backward(y * y + sum, {.gradient = ones(y.shape(), {dtype})});
                     gradients.push_back(x.grad());
                 }

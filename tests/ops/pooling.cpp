@@ -14,20 +14,20 @@ namespace {
 
 const double infinity = std::numeric_limits<double>::infinity();
 
-/// The windows that begin inside x or its left padding, counted one by one.
+/// The number of windows that begin inside x or its left padding, counted one by one.
 std::int64_t windows(std::int64_t size, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                      std::int64_t dilation, bool ceil_mode) {
     std::int64_t count = 0;
     for (std::int64_t start = -padding;; start += stride, ++count) {
         const std::int64_t last = start + dilation * (kernel - 1);
         if (last < size + padding) continue;
-        // This one reaches beyond: in ceil mode it is taken when the one before did not end at the border.
+        // This one extends beyond x: in ceil mode it is used if the one before did not end at the border.
         const bool is_needed = start - stride + dilation * (kernel - 1) < size + padding - 1;
         return count + (ceil_mode && is_needed && start < size ? 1 : 0);
     }
 }
 
-/// Calls pool(values of the window that lie in x, how many places it has with padding) for each window.
+/// Calls pool(values of the window inside x, number of elements including padding) for each window.
 template <class Pool>
 Array pooled(const Array& x, HeightWidth kernel, const Pooling2d& given, const Pool& pool) {
     const HeightWidth padding = given.padding, dilation = given.dilation;
@@ -106,7 +106,7 @@ void add_line_case(Row& row, const Shape& x, std::int64_t kernel, const Pooling1
                          })});
 }
 
-/// Values that differ by more than gradcheck's step, so that the largest stays the largest.
+/// Values that differ by more than gradcheck's step, so that the largest remains the largest.
 std::vector<double> distinct(std::int64_t count) {
     std::vector<double> values;
     for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<double>(i * 37 % 101) / 25.0 - 2.0);
@@ -137,7 +137,7 @@ const std::vector<Sizes> all_sizes{
     {{4, 8, 33, 35}, 3, {.stride = 2, .padding = 1}},
 };
 
-/// What both kinds of pooling refuse.
+/// The errors that both kinds of pooling share.
 std::vector<Refusal> refusals(const std::string& name,
                               Tensor (*op)(const Tensor&, HeightWidth, const Pooling2d&)) {
     return {{[op] { op(Tensor(), 2, {}); }, {"[" + name + "]", "undefined"}},
@@ -165,7 +165,7 @@ std::vector<Refusal> refusals(const std::string& name,
                  op(ones({1, 1, 4, 4}), 2, {.padding = 2});
              },
              {"window 0 along the height", "nothing but padding", "begins at -2"}},
-            // The places -1 and 1 of the only window lie left and right of the only element.
+            // The positions -1 and 1 of the only window are left and right of the only element.
             {[op] {
                  op(ones({1, 1, 1, 1}), 2, {.padding = 1, .dilation = 2});
              },
@@ -298,7 +298,7 @@ TEST_CASE("pooling: the gradient goes to the first of equals, and overlapping wi
             sum(max_pool2d(peak, 2, {.stride = 1})).backward();
             CHECK(peak.grad().to_vector() == std::vector<double>{0, 0, 0, 0, 4, 0, 0, 0, 0});
         }
-        // 1000 windows on one place: a running sum in bf16 would stop at 256.
+        // 1000 windows over one element: a running sum in bf16 would stop at 256.
         std::vector<double> values(1000, 0.0);
         values[999] = 1.0;
         Tensor x = tensor(values, {1, 1, 1000}, {DType::bf16});

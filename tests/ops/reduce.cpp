@@ -24,7 +24,7 @@ struct Slices {
     bool keep_axes = false;
 };
 
-/// Shapes and axes: all, one, several, outer ones (summed down columns), keeping axes, and rows that threads
+/// Shapes and axes: all, one, several, outer ones (summed along columns), kept axes, and rows that several threads
 /// share.
 std::vector<Slices> usual_slices(bool with_empty) {
     std::vector<Slices> all{
@@ -189,7 +189,7 @@ std::vector<Row> reduce_rows() {
     Row deviation_row = reduce_row(
         "stddev", [](const Tensor& x, const Axes& a, bool k) { return stddev(x, a, 1.0, k); }, deviation_of,
         false);
-    // One element has no unbiased estimate: NaN, and so are differences.
+    // One element has no unbiased estimate: the result and finite differences are NaN.
     for (Row* row : {&var_row, &deviation_row})
         for (Case& sample : row->cases)
             if (element_count(sample.inputs[0].shape) == 1 || sample.inputs[0].shape == Shape{4, 1, 3})
@@ -236,7 +236,7 @@ const RowsOfFamily reduce_family(reduce_rows);
 
 TEST_CASE("reduce: sums and means of millions of f32 values are right") {
     on_each_device([] {
-        // Emulated, each write takes its time: there the ones are one element, seen many times.
+        // In the emulator each write takes long: there the ones are a single element, broadcast.
         const bool is_quick = test_device() == Device::cpu();
         CHECK(sum(is_quick ? ones({33554432}) : ones({1}).expand({33554432})).item() == 33554432.0);
         CHECK(std::fabs(mean(full({1000000}, 9991.0)).item() - 9991.0) < 1e-3);

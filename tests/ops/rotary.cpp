@@ -77,7 +77,7 @@ std::vector<Row> rotary_rows() {
     }
     row.refusals = {
         {[] { rotary_tables(std::int64_t{1} << 58, 4, 10000.0, test_device()); },
-         {"[rotary_tables]"}},  // no memory: an Error as well
+         {"[rotary_tables]"}},  // out of memory: an Error as well
         {[] {
              rotary(ones({1, 1, 2, 3}), ones({2, 1}), ones({2, 1}));
          },

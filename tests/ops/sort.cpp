@@ -16,7 +16,7 @@
 namespace potluck::test {
 namespace {
 
-/// The k first of each line along axis, and their places, by a stable sort.
+/// The first k of each line along axis, and their indices, by a stable sort.
 std::vector<Array> sorted(const Array& x, std::int64_t k, std::size_t axis, bool largest) {
     Shape shape = x.shape;
     shape[axis] = k;
@@ -24,7 +24,7 @@ std::vector<Array> sorted(const Array& x, std::int64_t k, std::size_t axis, bool
     Array places = values;
     for (std::size_t i = 0; i < values.values.size(); ++i) {
         std::vector<std::int64_t> indices = indices_at(shape, static_cast<std::int64_t>(i));
-        if (indices[axis] != 0) continue;  // all of a line are found with its first
+        if (indices[axis] != 0) continue;  // one pass per line, at its first element
         std::vector<double> line;
         for (; indices[axis] < x.shape[axis]; ++indices[axis])
             line.push_back(x.values[static_cast<std::size_t>(position_at(x.shape, indices))]);

@@ -1,5 +1,5 @@
-// Reductions of squares (norm, stddev, layer_norm, rms_norm, batch_norm) of numbers whose squares leave the range of their
-// dtype, and their gradients.
+// Reductions of squares (norm, stddev, layer_norm, rms_norm, batch_norm) of numbers whose squares are out of range of
+// their dtype, and their gradients.
 
 #include <doctest/doctest.h>
 
@@ -29,7 +29,7 @@ void check_close(const Tensor& x, const std::vector<double>& expected, double ep
     }
 }
 
-/// What scales a dtype has to bear: squares that are far too large and far too small.
+/// The scales that a dtype must handle: squares that are far too large or far too small.
 std::vector<double> scales_of(DType dtype) {
     if (dtype == DType::f64) return {1.0, 1e200, 1e300, 1e-200, 1e-300};
     return {1.0, 1e30, 1e37, 1e-30, 1e-37};
@@ -65,14 +65,14 @@ TEST_CASE("squares: norm and stddev of numbers whose squares are out of range") 
                                     pair, [](const Tensor& t) { return stddev(t); }, create_graph),
                                 {std::sqrt(0.5), -std::sqrt(0.5)});
                 }
-                // By axes, both ways, with zeros beside.
+                // Along both axes, with zeros in between.
                 const Tensor rows = tensor({3.0 * scale, 0.0, 4.0 * scale, 0.0}, {2, 2}, {dtype});
                 check_close(norm(rows, 2.0, {0}), {5.0 * scale, 0.0});
                 check_close(norm(rows, 2.0, {1}), {3.0 * scale, 4.0 * scale});
                 check_close(stddev(rows, {0}, 0.0), {0.5 * scale, 0.0});
             }
         }
-        // Squares of all sizes in one row.
+        // Squares of very different magnitudes in one row.
         check_close(norm(numbers({1e-200, 1.0, 1e-300}, DType::f64)), {1.0});
         check_close(norm(numbers({1.0, 1e200, 1e-200, 1e200}, DType::f64)), {std::sqrt(2.0) * 1e200});
         check_close(norm(numbers({3e60, 4e60}, DType::f64).to(DType::f64)), {5e60});
@@ -92,7 +92,7 @@ TEST_CASE("squares: norms of rows and of channels whose squares are out of range
                 CAPTURE(name_of(dtype));
                 CAPTURE(scale);
                 const bool tiny = scale < 1.0;
-                // Without epsilon the size does not count; the smallest have a reciprocal only in f64.
+                // Without epsilon the scale does not matter; the smallest numbers have a reciprocal only in f64.
                 const double epsilon = tiny ? 0.0 : 1e-5;
                 if (tiny && (scale < 1e-290 || (dtype == DType::f32 && scale < 1e-36))) continue;
                 const Tensor x = tensor({scale, -scale, 3.0 * scale, scale}, {2, 2}, {dtype});
@@ -105,7 +105,7 @@ TEST_CASE("squares: norms of rows and of channels whose squares are out of range
                 const double root = std::sqrt(1.25);
                 check_close(batch_norm(channels, {}, {}, {}, {}, mode),
                             {-1.5 / root, -0.5 / root, 0.5 / root, 1.5 / root}, 1e-4);
-                // d y / d x scales with 1 / scale: it is compared times the scale.
+                // d y / d x scales with 1 / scale: the comparison multiplies by the scale.
                 const Tensor weights = tensor({1.0, 2.0, 4.0, 8.0}, {2, 2}, {dtype});
                 const auto of_rms = [&](const Tensor& t) {
                     return (rms_norm(t, {}, epsilon) * weights).sum();
@@ -117,7 +117,7 @@ TEST_CASE("squares: norms of rows and of channels whose squares are out of range
                 CHECK(std::fabs(plain[0] * scale - 1.5) < 1e-3);
             }
         }
-        // With an epsilon tiny rows are small, not scaled up.
+        // With an epsilon, tiny rows stay small.
         check_close(rms_norm(full({1, 2}, 1e-200, {DType::f64}), {}, 1e-6), {1e-197, 1e-197});
         check_close(rms_norm(full({1, 2}, 1e-30), {}, 1e-6), {1e-27, 1e-27});
         check_close(layer_norm(full({1, 3}, 7.0, {DType::f64})), {0.0, 0.0, 0.0});

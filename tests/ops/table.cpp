@@ -32,9 +32,9 @@ Tolerance tolerance_of(DType dtype) {
         case DType::f32:
             return {2e-6, 1e-6};
         case DType::f16:
-            return {1e-3, 1e-4};  // a rounding is 4.9e-4
+            return {1e-3, 1e-4};  // one rounding is 4.9e-4
         case DType::bf16:
-            return {8e-3, 1e-3};  // a rounding is 3.9e-3
+            return {8e-3, 1e-3};  // one rounding is 3.9e-3
         default:
             return {0.0, 0.0};
     }
@@ -64,7 +64,7 @@ bool is_close(double got, double expected, Tolerance tolerance) {
 
 namespace {
 
-/// What a dtype makes of a reference value that is too large for it.
+/// The result of converting a reference value that is out of range of the dtype.
 double wrapped(double value, DType dtype) {
     if (dtype == DType::f16 && std::fabs(value) >= 65520.0)
         return std::copysign(std::numeric_limits<double>::infinity(), value);
@@ -210,7 +210,7 @@ Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool ke
 
 namespace {
 
-/// What the files of the families have put there before main() began.
+/// The rows that the files of the families registered before main() began.
 std::vector<std::vector<Row> (*)()>& families() {
     static std::vector<std::vector<Row> (*)()> all;
     return all;

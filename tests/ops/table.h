@@ -1,18 +1,17 @@
 #pragma once
 
-// The op table. One row for each public function of autograd/ops/, and one place that says what is tested of
-// it:
+// The op table: one row for each public function of autograd/ops/. For each row these properties are tested:
 //
 //   forward     every dtype of the row against a reference in f64 on the same (rounded) inputs
-//   gradcheck   the gradient in f64 against differences; of composed ops also the gradient's gradient
+//   gradcheck   the gradient in f64 against finite differences; for composed ops also the second derivative
 //   gradient    in every floating dtype of the row, against the f64 gradient on the same inputs
 //   strides     transposed, spaced and broadcast inputs give what their contiguous copies give
-//   threads     the same bits with one thread and with two, forward and backward
+//   threads     the same bits with one thread and with two, in forward and backward
 //   refusals    bad input throws an Error that names the values
 //
-// on every device of devices(). The factories in rows and tests make their tensors on the device under test: see
-// tests/on_device.h. The modes are in modes.cpp; the rows stand by family in tests/ops/<family>.cpp, each file putting
-// its own into the table by a RowsOfFamily. An op without a row fails the suite.
+// on every device of devices(). The factories in rows and tests create their tensors on the device under test: see
+// tests/on_device.h. The modes are in modes.cpp; the rows are grouped by family in tests/ops/<family>.cpp, and each
+// file adds its own to the table by a RowsOfFamily. An op without a row fails the suite.
 //
 // POTLUCK_OP=name runs the modes for one op only.
 
@@ -28,14 +27,14 @@
 
 namespace potluck::test {
 
-/// A tensor as the references see it: plain numbers in row-major order.
+/// A tensor in the form of the references: plain numbers in row-major order.
 struct Array {
     Shape shape;
     std::vector<double> values;
 };
 
-/// How an input is made. Integer dtypes get the random numbers rounded down, u8 their magnitude, bool "above
-/// 0".
+/// How an input is generated. Integer dtypes get the random numbers rounded down, u8 their magnitude, and bool whether
+/// they are above 0.
 struct Input {
     Shape shape;
     double low = -2.0;
@@ -44,21 +43,21 @@ struct Input {
         std::nullopt;                 // in every mode (indices, masks); otherwise the dtype under test
     std::vector<double> values = {};  // instead of random ones
     bool differentiable = true;
-    bool whole = false;  // whole numbers: ties and zeros
+    bool whole = false;  // integers: produces ties and zeros
 };
 
 using Call = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 using Reference = std::function<std::vector<Array>(const std::vector<Array>&)>;
 
-/// One set of inputs, the op with its options on them, and what must come out.
+/// One set of inputs, the call of the op with its options, and the expected result.
 struct Case {
     std::vector<Input> inputs = {};
     Call call;
     Reference reference = {};  // empty for random ops: their values are tested elsewhere
-    std::string note = {};     // told on failure, beside the shapes
+    std::string note = {};     // printed on failure, beside the shapes
 };
 
-/// Bad input: the call must throw an Error whose message holds every one of the texts.
+/// Bad input: the call must throw an Error whose message contains every one of the texts.
 struct Refusal {
     std::function<void()> call;
     std::vector<std::string> texts;
@@ -69,11 +68,11 @@ DType same_dtype(DType dtype);
 DType boolean_dtype(DType dtype);
 DType i64_dtype(DType dtype);
 DType f32_dtype(DType dtype);
-/// Integers and bool give f32, floating dtypes stay.
+/// Integers and bool give f32, floating dtypes are kept.
 DType floating_result(DType dtype);
-/// Integers and bool give i64, floating dtypes stay.
+/// Integers and bool give i64, floating dtypes are kept.
 DType sum_result(DType dtype);
-/// f64 for f64, else f32: losses and statistics.
+/// f64 for f64, else f32: for losses and statistics.
 DType statistics_dtype(DType dtype);
 
 std::vector<DType> floating_dtypes();  // f64 f32 f16 bf16
@@ -85,33 +84,33 @@ struct Row {
     std::vector<Case> cases = {};
     std::vector<DType> dtypes = floating_dtypes();
     std::vector<ResultDType> results = {
-        same_dtype};  // of each output; the last one stands for all that follow
+        same_dtype};  // of each output; the last one applies to all further outputs
     bool differentiable = true;
     bool twice_differentiable = true;
-    bool gradcheck = true;            // false where rounding makes differences useless
-    double tolerance = 1.0;           // times tolerance_of(dtype)
-    double gradient_tolerance = 1.0;  // times gradient_tolerance_of(dtype)
+    bool gradcheck = true;            // false where rounding makes finite differences useless
+    double tolerance = 1.0;           // factor of tolerance_of(dtype)
+    double gradient_tolerance = 1.0;  // factor of gradient_tolerance_of(dtype)
     std::vector<Refusal> refusals = {};
 };
 
-/// Values may differ by absolute + relative * |expected|.
+/// Values may deviate by absolute + relative * |expected|.
 struct Tolerance {
     double relative;
     double absolute;
 };
-/// The tolerances of all ops, in one place: for results, which are rounded once, and for gradients, whose
-/// backward rounds on the way (in half types also terms that then cancel).
+/// The tolerances of all ops, in one place: for results, which are rounded once, and for gradients, whose backward
+/// rounds intermediate results (in half types also terms that then cancel).
 Tolerance tolerance_of(DType dtype);
 Tolerance gradient_tolerance_of(DType dtype);
-/// Whether got is expected, within the tolerance. NaN equals NaN.
+/// Whether got equals expected within the tolerance. NaN equals NaN.
 bool is_close(double got, double expected, Tolerance tolerance);
 /// An empty text when all values and the shape agree, else a line that says where they do not.
 std::string difference(const Tensor& got, const Array& expected, Tolerance tolerance);
 
 // ---- making cases ----
 
-/// From a function of tensors, `call([](const Tensor& x, const Tensor& y) { return x + y; })`, that returns a
-/// tensor, a pair of tensors, or a vector of tensors.
+/// Wraps a function of tensors, `call([](const Tensor& x, const Tensor& y) { return x + y; })`, that returns a tensor,
+/// a pair of tensors, or a vector of tensors.
 inline std::vector<Tensor> as_list(Tensor x) { return {std::move(x)}; }
 inline std::vector<Tensor> as_list(std::pair<Tensor, Tensor> pair) { return {pair.first, pair.second}; }
 inline std::vector<Tensor> as_list(std::vector<Tensor> list) { return list; }
@@ -129,7 +128,7 @@ Call call(Function function) {
             return as_list(function(x[0]));
     };
 }
-/// The same for references: a function of arrays that returns one array.
+/// The same for references: wraps a function of arrays that returns one array.
 template <class Function>
 Reference reference(Function function) {
     return [function](const std::vector<Array>& x) -> std::vector<Array> {
@@ -144,10 +143,9 @@ Reference reference(Function function) {
     };
 }
 
-/// Shapes that every op of one free shape should see: scalar, empty, odd sizes, and one that several threads
-/// share.
+/// Shapes for every op that accepts any shape: scalar, empty, odd sizes, and one that several threads share.
 std::vector<Shape> usual_shapes();
-/// Pairs that broadcast.
+/// Pairs of shapes that broadcast.
 std::vector<std::pair<Shape, Shape>> usual_shape_pairs();
 
 // ---- naive arithmetic on arrays ----
@@ -160,9 +158,9 @@ Array from_indices(const Shape& shape,
                    const std::function<double(const std::vector<std::int64_t>&)>& function);
 Array map(const Array& x, const std::function<double(double)>& function);
 Array broadcast(const Array& x, const Shape& shape);
-/// Element by element, with broadcasting.
+/// Applies a function element by element, with broadcasting.
 Array map(const Array& x, const Array& y, const std::function<double(double, double)>& function);
-/// Each slice over `axes` (none: all; negative: from the back) given to `function` in row-major order.
+/// Passes each slice over `axes` (none: all; negative: from the back) to `function` in row-major order.
 Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool keep_axes,
                   const std::function<double(const std::vector<double>&)>& function);
 
@@ -171,7 +169,7 @@ Array fold_slices(const Array& x, const std::vector<std::int64_t>& axes, bool ke
 /// The rows of every family whose file is linked, in the order of the files.
 std::vector<Row> all_rows();
 
-/// A variable of this type puts the rows that `rows` gives into the table: one in each file of a family.
+/// A variable of this type adds the rows that `rows` returns to the table: one in each file of a family.
 class RowsOfFamily {
 public:
     explicit RowsOfFamily(std::vector<Row> (*rows)());

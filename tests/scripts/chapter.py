@@ -1,11 +1,11 @@
-"""Follows docs/adding_an_op.md literally: what a reader would do by hand, in a copy of the tree.
+"""Executes docs/adding_an_op.md literally in a copy of the tree, as a reader would do by hand.
 
     chapter.py BUILD_FOLDER
 
-The words on the line that opens a code block say where its lines go:
+The words on the opening line of a code block say where its lines belong:
 
     ```cpp new PATH                         the whole of a new file
-    ```cpp insert PATH after "TEXT"         behind the only line of the file that contains TEXT (before: in front of it)
+    ```cpp insert PATH after "TEXT"         after the only line of the file that contains TEXT (before: before that line)
     ```cpp append PATH                      at the end of the file
     ```sh run                               the commands a reader types in the root of the tree; each must succeed
     ```text output                          what the commands before it print (output.py says what may differ)
@@ -35,7 +35,7 @@ def place(block):
 
 
 def copy_tree(target):
-    """Copies the sources and the build folder, times of the files too: only what then changes is built again."""
+    """Copies the sources and the build folder with their time stamps, so that only later changes are rebuilt."""
     def ignore(parent, names):
         top = pathlib.Path(parent) == root
         return [n for n in names if n in (".git", "__pycache__") or (top and (n.startswith("build") or n == "runs"))]
@@ -95,10 +95,10 @@ def literally():
     blocks = blocks_of(root / chapter)
     kinds = {block.marks[0] for block in blocks if block.marks}
     require({"new", "run"} <= kinds, f"{chapter} adds no file or runs no command")
-    # The same name as here, so that no command of the build changes when the build folder stands beside the sources.
+    # The same name as here, so that no build command changes when the build folder is beside the sources.
     tree = copy_tree(pathlib.Path(temporary.name) / root.name)
     follow(blocks, tree)
-    # The new op keeps the house, too.
+    # The new op must obey the house rules, too.
     succeed(["ninja", "-C", tree / "build", "tests/test_house"])
     succeed([tree / "build" / "tests" / "test_house", "--test-case=house: this tree keeps every rule"], cwd=tree)
 

@@ -1,4 +1,4 @@
-"""Test cases in Python for what is no C++: each check is a function marked @case("what holds").
+"""Test cases in Python for everything that is not C++: each check is a function marked @case("the tested property").
 
 A check fails by raising an exception (CheckFailed for a plain message), and is skipped by raising Skip("why").
 run() runs them in order and reports as tests/main.cpp does: lines in POTLUCK_TEST_RESULTS/POTLUCK_TEST_NAME.tsv,
@@ -14,16 +14,16 @@ import traceback
 
 root = pathlib.Path(__file__).resolve().parents[2]
 
-# `meson test` points it at the build folder, whose library would stand in for the one that a check means.
+# `meson test` sets it to the build folder, whose library would replace the one that a check is about.
 os.environ.pop("LD_LIBRARY_PATH", None)
 
 
 class CheckFailed(Exception):
-    """What is wrong, in words for a person."""
+    """A readable description of what is wrong."""
 
 
 class Skip(Exception):
-    """Why a check cannot run here."""
+    """The reason why a check cannot run here."""
 
 
 _cases = []

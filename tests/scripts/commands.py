@@ -1,4 +1,4 @@
-"""./test, ./demo and the set-up they share: options, what is missing, what is installed. Nothing is really installed."""
+"""./test, ./demo and their shared set-up: options, missing packages, installation. Nothing is really installed."""
 
 import json
 import os
@@ -130,7 +130,7 @@ good_case = ["started\ta\t", "passed\ta\t"]
 
 
 def summarize(name, results, runs, status=0):
-    """What summarize.py makes of these result files {name: lines} and runs of meson [(name, result, status)]."""
+    """The output of summarize.py for these result files {name: lines} and runs of meson [(name, result, status)]."""
     build = folder / name
     (build / "results").mkdir(parents=True)
     (build / "meson-logs").mkdir()

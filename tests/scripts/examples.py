@@ -1,4 +1,4 @@
-"""The programs in examples/ run, and what they print holds. train_gpt is also stopped, resumed and fed with bad input.
+"""The programs in examples/ run and print the right results. train_gpt is also stopped, resumed and given bad input.
 
     examples.py BUILD_FOLDER
 """
@@ -34,7 +34,7 @@ def number_after(text, output):
 
 
 def wait_for(condition, seconds):
-    """Whether the condition comes true in time."""
+    """Waits for the condition; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -186,7 +186,7 @@ def fashion_mnist_bad_input():
     require(result.returncode == 1 and "train-images-idx3-ubyte.gz" in result.stdout, result.stdout)
 
 
-# ---- the main job ----
+# ---- train_gpt ----
 
 @case("train_gpt: unless a prompt is given, the text written at the end starts as the text does")
 def prompt_of_the_text():
@@ -290,6 +290,44 @@ def killed():
     require(steps == list(range(1, newest + 21)), f"steps are missing or doubled: {steps}")
 
 
+@case("train_gpt: --resume auto begins a run, goes on with it, and begins again where nothing sound is left")
+def resume_auto():
+    arguments = ["--text", text_file, "--run-folder", "auto", "--resume", "auto", *small, "--sample-tokens", 0,
+                 "--checkpoint-every", 4]
+    unbroken = trained("auto_unbroken", "--sample-tokens", 0, "--checkpoint-every", 4, "--steps", 12)
+    require("resumed" not in unbroken, unbroken)
+
+    def auto(steps):
+        result = train(*arguments, "--steps", steps)
+        require(result.returncode == 0, result.stdout)
+        require([line["step"] for line in metrics_of("auto")] == list(range(1, steps + 1)), "steps are missing or doubled")
+        return result.stdout
+
+    def spoil(step):
+        file = checkpoint_of("auto", step) / "model-0.safetensors"
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    require("resumed" not in auto(4), "there was nothing to go on from")
+    require("at step 4\n" in auto(8), "it does not say from which step it goes on")
+    spoil(8)
+    output = auto(12)
+    require("passed over" in output and "step_00000008" in output, output)
+    require("at step 4, the newest checkpoint that is sound" in output, output)
+    require("This run is finished" in auto(12), "nothing was left to do")
+    for step in (8, 12):
+        spoil(step)
+    output = auto(12)
+    require("a new run begins" in output and output.count("passed over") == 2, output)
+    # The settings of a run are those that it began with, also before its first checkpoint.
+    shutil.rmtree(folder / "auto" / "checkpoints")
+    refused([*arguments, "--steps", 12, "--seed", 7], "--seed", "42")
+    require("a new run begins" in auto(12), "there was nothing to go on from")
+    losses = [[line["loss"] for line in metrics_of(name)] for name in ("auto", "auto_unbroken")]
+    require(losses[0] == losses[1], f"{losses[0]}\n{losses[1]}")
+    refused(["--resume", "auto"], "--run-folder")
+
+
 @case("train_gpt: a finished run can be asked to write again, or to train on")
 def finished_run():
     trained("finished", "--steps", 10, "--sample-tokens", 0)
@@ -353,7 +391,7 @@ def help_text():
 # ---- bad input ----
 
 def refused(arguments, *words):
-    """One line on standard error with all of `words`, nothing else done, a status that is not 0."""
+    """Checks for one line on standard error with all of `words`, no other effect, and a status that is not 0."""
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     result = subprocess.run([str(a) for a in (train_gpt, *arguments)], cwd=folder, text=True, capture_output=True,
                             stdin=subprocess.DEVNULL, timeout=120)
@@ -437,17 +475,17 @@ def bad_resume():
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     refused(["--resume", damaged("bad_settings", lambda run: cut(run / "settings.json"))], "settings.json", "damaged")
-    # The newest checkpoint is cut off: the one before it serves.
+    # The newest checkpoint is truncated: the one before it is used.
     name = damaged("one_cut", lambda run: cut(run / "checkpoints" / "step_00000006" / "model-0.safetensors"))
     result = train("--resume", name, "--sample-tokens", 0)
     require(result.returncode == 0 and "at step 3" in result.stdout, result.stdout)
     require([line["step"] for line in metrics_of(name)] == list(range(1, 7)), "steps are missing or doubled")
-    # Both are.
+    # Both are truncated.
     def cut_all(run):
         for model in run.glob("checkpoints/*/model-0.safetensors"):
             cut(model)
     refused(["--resume", damaged("all_cut", cut_all), "--steps", "9"], "checkpoint")
-    # A text that has changed since.
+    # A text that has changed since the run began.
     other = folder / "other.txt"
     other.write_text(text_file.read_text())
     result = train("--text", other, "--run-folder", "changed", *small, "--steps", 3, "--sample-tokens", 0)

@@ -1,4 +1,4 @@
-"""The sources have the form that .clang-format describes."""
+"""The sources are formatted according to .clang-format."""
 
 import difflib
 import shutil

@@ -1,4 +1,4 @@
-"""An installed copy serves a program outside the tree, through pkg-config and through CMake.
+"""A program outside the tree can use an installed copy, through pkg-config and through CMake.
 
     install.py BUILD_FOLDER
 """
@@ -20,7 +20,7 @@ expected = "loss is small\n"
 
 
 def installed_prefix():
-    """Installs a copy once, and then moves it: nothing in it may depend on where it was put first."""
+    """Installs a copy once and then moves it: nothing in it may depend on its first location."""
     prefix = folder / "moved"
     if not prefix.exists():
         succeed(["meson", "install", "-C", build_folder, "--no-rebuild", "--destdir", folder / "first"])

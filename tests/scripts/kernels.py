@@ -1,10 +1,10 @@
-"""The kernels of the CUDA device: what the assembler says of their registers, and what they must do at least.
+"""The kernels of the CUDA device: the assembler's report of their resources, and their minimum work.
 
     kernels.py BUILD_FOLDER            checks docs/kernels.md, the generated table, against the sources and the build
     kernels.py BUILD_FOLDER --write    writes it
 
-The floor of a kernel stands in the comment above it ("Floor: ..."). Registers, shared memory and spills come from the
-report that cuda/compile_kernel.py keeps beside every object of a build by nvcc.
+The floor of a kernel is in the comment above it ("Floor: ..."). Registers, shared memory and spills come from the
+report that cuda/compile_kernel.py stores beside every object of a build by nvcc.
 """
 
 import collections
@@ -19,7 +19,7 @@ from checks import Skip, case, require, root, run, succeed
 
 build_folder = pathlib.Path(sys.argv[1]).resolve()
 document = root / "docs" / "kernels.md"
-# Where a spill to local memory would cost a training step: no kernel of these families may have one.
+# Families in which a spill to local memory would slow down a training step: none of their kernels may have one.
 hot_families = ("attention", "attention_backward", "attention_backward_tensor_core", "attention_tensor_core",
                 "cross_entropy", "norm", "optimizer", "optimizer_measure", "softmax")
 
@@ -40,7 +40,7 @@ def kernels_of(path):
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     found = {}
-    # A file of one kernel may say it at its top.
+    # In a file with a single kernel the floor may be in the comment at the top.
     head = " ".join(line.lstrip("/ ") for line in itertools.takewhile(
         lambda line: line.startswith("//") or not line or line.startswith("#pragma"), lines))
     for match in re.finditer(r"__global__(?:\s+void|\s+__launch_bounds__\([^)]*\))+\s+(\w+)\s*\(", text):
@@ -149,8 +149,8 @@ def spills():
 
 
 def traps_of(ptx):
-    """Names of the functions of a PTX text that hold a `trap`: nvcc puts one where device code needs what only the host
-    has, such as the elements of a namespace-scope array that a constexpr function reads."""
+    """Names of the functions in a PTX text that contain a `trap`: nvcc inserts one where device code needs something that
+    exists only on the host, such as the elements of a namespace-scope array that a constexpr function reads."""
     guilty, function = [], ""
     for line in ptx.splitlines():
         match = re.search(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)", line)
@@ -184,7 +184,7 @@ def written_down():
     uses, release = built_by_nvcc(), compiler()
     if f"Registers by nvcc {release}." not in text:
         raise Skip(f"the table is of another nvcc than {release}; names and floors agree")
-    # Each line must stand there, of the architectures that this build is for; of both, the whole table.
+    # Each line for the architectures of this build must be in the table; with both, the whole table must match.
     built = sorted({architecture for _, _, architecture in uses} & {"sm_80", "sm_90"})
     for family, kernels in sources().items():
         for kernel, floor in kernels.items():

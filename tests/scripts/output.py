@@ -1,7 +1,7 @@
 """Compares what a program printed with what a text shows.
 
-In ```text output, `...` stands for what may differ: any text in its line, or alone in a line any lines. In
-```text output about, numbers may differ by a tenth (results of training on another processor), and nothing else.
+In ```text output, `...` matches anything: any text within a line, or any lines when it is alone in a line. In
+```text output about, only numbers may differ, by a tenth (training results on another CPU).
 """
 
 import re
@@ -10,7 +10,7 @@ from checks import CheckFailed
 
 
 def pattern_of(shown):
-    """A regular expression for a shown output: `...` stands for any text in its line, alone for any lines."""
+    """A regular expression for an expected output: `...` matches any text in its line, or alone any lines."""
     lines = []
     for line in shown.rstrip().split("\n"):
         if line.strip() == "...":
@@ -33,7 +33,7 @@ def about_equal(printed, shown):
 
 
 def check_output(place, printed, block):
-    """The printed text ends with the one in the block (what comes before belongs to earlier code)."""
+    """Checks that the printed text ends with the one in the block (text before that belongs to earlier code)."""
     text, shown = printed.rstrip() + "\n", block.code
     starts = [0] + [match.end() for match in re.finditer("\n", text)]
     if "about" in block.marks:

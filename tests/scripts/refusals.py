@@ -1,4 +1,4 @@
-"""What the compiler refuses, in how many lines, and that the lines say what to write.
+"""Code that the compiler must refuse: in how many lines, and that the lines say what to write instead.
 
     refusals.py
 
@@ -76,7 +76,7 @@ refused = [
     ("an option of the wrong type", "nn::Linear net(2, 2, {.bias = zeros({2})});", ["bias", "see LinearOptions"]),
     ("a number for a row", "Tensor x = zeros({2, 3}); x[0] = 3.0;", ["copy_"]),
 ]
-# Warnings that the compiler gives without being asked.
+# Warnings that the compiler gives by default.
 warned = [
     ("a guard without a name", "NoGrad();", ["NoGrad"]),
     ("a mode without a name", "GradMode(false);", ["GradMode"]),
@@ -109,7 +109,7 @@ accepted = [
 
 
 def compiled(body):
-    """What the compiler says to a program."""
+    """The compiler's messages for a program."""
     if not header.exists():
         succeed(compiler + ["-x", "c++-header", root / "potluck.h", "-o", header])
     names = ("potluck.h", "algorithm", "array", "iostream", "map", "optional", "tuple", "utility", "vector")

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Shared by ./demo, ./test and .ci/run (sourced, bash): installs what a build needs, builds, suggests options.
-# Nothing here asks a question. Messages go to standard error, one line a step.
+# Nothing here asks a question. Messages go to standard error, one line per step.
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -8,7 +8,7 @@ fail() {
     exit 1
 }
 
-# Each line: what to look for, the Debian package that brings it. Names with a slash or .h* are C++ headers.
+# Each line: what to look for, and the Debian package that contains it. Names with a slash or .h* are C++ headers.
 build_needs='
 g++                     g++
 meson                   meson
@@ -34,13 +34,13 @@ boost/context/fiber.hpp libboost-context-dev
 test_needs='
 cmake                   cmake
 '
-# Not every release of a system has these. Without them the checks that need them are skipped.
+# Not every release of the distribution has these. Without them the checks that need them are skipped.
 optional_needs='
 clang-format-14         clang-format-14
 chromium-headless-shell chromium-headless-shell
 '
 
-# missing_packages NEEDS: prints the packages of everything in NEEDS that is not there, one a line.
+# missing_packages NEEDS: prints the packages of everything in NEEDS that is missing, one per line.
 missing_packages() {
     local name package headers=''
     while read -r name package; do
@@ -77,7 +77,7 @@ apt_install() {
 
 may_install() { command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || can_become_root; }; }
 
-# install_needs NEEDS: installs what is missing with apt, or says how and ends the program.
+# install_needs NEEDS: installs missing packages with apt, or prints the command to do so and ends the program.
 install_needs() {
     local packages log
     mapfile -t packages < <(missing_packages "$1")
@@ -99,7 +99,7 @@ then try again."
     [ ${#packages[@]} -eq 0 ] || fail "Still missing after the installation: ${packages[*]}"
 }
 
-# install_optional NEEDS: like install_needs, but only what apt knows of, and it goes on without what cannot be had.
+# install_optional NEEDS: like install_needs, but only for packages that apt knows; continues without unavailable ones.
 install_optional() {
     local package packages=()
     may_install || return 0
@@ -110,8 +110,8 @@ install_optional() {
     apt_install /dev/null "${packages[@]}" || say "Going on without ${packages[*]}."
 }
 
-# gpu_architecture: the compute capability (times ten) of the GPU that is here, 80 where there is none. One is enough to
-# build and test here, and half the work.
+# gpu_architecture: the compute capability (times ten) of this machine's GPU, 80 if there is none. One architecture is
+# enough to build and test here, and takes half the time.
 gpu_architecture() {
     local found
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .) || found=''
@@ -130,7 +130,7 @@ build() {
     [ $# -eq 0 ] || shift
     log=$folder/build.log
     mkdir -p "$folder"
-    # Two builds of one folder at once would spoil each other's files.
+    # Two concurrent builds in one folder would corrupt each other's files.
     local lock
     exec {lock}>"$folder/build.lock"
     if command -v flock >/dev/null && ! flock -n "$lock"; then

@@ -1,19 +1,19 @@
-"""The C++ shown in README.md and docs/*.md compiles and runs, and prints what the text says.
+"""Checks that the C++ in README.md and docs/*.md compiles and runs, and prints the output that the text shows.
 
     snippets.py BUILD_FOLDER
 
-The words after ```cpp say how a block is tried:
+The words after ```cpp say how a block is tested:
 
     (nothing)       a program when it has a main(), else a fragment
     program         compiled and run; its exit status is 0
     fragment        the same, put in a main() after `#include <potluck.h>` and `using namespace potluck;`
-    more            a fragment that goes on where the fragment before it stopped
+    more            a fragment that continues the previous fragment
     compile         compiled and linked, not run: training that takes long
-    excerpt PATH    these very lines stand in that file; a line `...` or `// ...` stands for any lines between
+    excerpt PATH    exactly these lines are in that file; a line `...` or `// ...` matches any lines in between
     new PATH, insert PATH, append PATH
-                    belong to a chapter that chapter.py follows
+                    belong to a chapter that chapter.py executes
 
-A block marked ```text output is what the program before it prints; output.py says what may differ.
+A block marked ```text output is the output of the program before it; output.py says what may differ.
 """
 
 import concurrent.futures
@@ -42,7 +42,7 @@ def place(block):
 
 
 def located(block):
-    """The code with the place in the text, so that the compiler's messages point there."""
+    """The code with its position in the text, so that the compiler's messages refer to that."""
     return f'#line {block.line} "{block.file.relative_to(root)}"\n{block.code}'
 
 
@@ -51,7 +51,7 @@ def is_program(block):
 
 
 def source_of(chain):
-    """The source of a program, or of fragments that go on one another."""
+    """The source of a program, or of fragments that continue one another."""
     if is_program(chain[-1]):
         return located(chain[-1])
     outer, inner = [], []
@@ -125,7 +125,7 @@ def register():
     for document in documents:
         blocks = blocks_of(document)
         for chain, expected in programs_in(blocks):
-            # Everything is compiled and run side by side; the checks below wait for their own.
+            # All snippets are compiled and run concurrently; each check below waits for its own.
             future = pool.submit(try_program, chain, expected)
             add_case(f"docs: {place(chain[-1])} compiles and runs", future.result)
             count += 1

@@ -1,10 +1,10 @@
-"""Sums up a run of `meson test` for ./test: what failed, what was skipped and why, and the closing line.
+"""Summarises a run of `meson test` for ./test: what failed, what was skipped and why, and the closing line.
 
     summarize.py BUILD_FOLDER STATUS_OF_MESON
 
-The test programs and the scripts leave one line a test case in BUILD_FOLDER/results/NAME.tsv (tests/main.cpp tells
-the format). A test without such a file counts as one, by its exit status. Exit status 1 when anything failed, when
-nothing ran, or when a program died.
+The test programs and the scripts write one line per test case to BUILD_FOLDER/results/NAME.tsv (tests/main.cpp
+describes the format). A test without such a file counts as one case, by its exit status. Exit status 1 when anything
+failed, when nothing ran, or when a program died.
 """
 
 import json

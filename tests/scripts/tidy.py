@@ -15,7 +15,7 @@ from checks import CheckFailed, add_case, root, run, shell
 
 folders = ("core", "autograd", "cuda", "data", "nn", "examples")
 build_folder = pathlib.Path(sys.argv[1]).resolve()
-# g++'s own options end clang; they are none of its business.
+# clang refuses options that only g++ knows.
 of_gcc_alone = re.compile(r" -m(move|store)-max=\d+")
 commands_folder = tempfile.TemporaryDirectory()
 commands_text = of_gcc_alone.sub("", (build_folder / "compile_commands.json").read_text())

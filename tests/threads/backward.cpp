@@ -1,5 +1,5 @@
-// Backward in several threads. What is shared: leaves (their gradients become the sum), tensors that are read. What is not:
-// a graph, and a leaf with a gradient buffer.
+// Backward in several threads. They share leaves (whose gradients are summed) and tensors that are only read. They do
+// not share graphs and leaves with a gradient buffer.
 
 #include <doctest/doctest.h>
 
@@ -23,7 +23,7 @@ using namespace potluck::test;
 
 namespace {
 
-/// Runs work(index) in several threads, all started at once.
+/// Runs work(index) in several threads that start at the same time.
 void in_threads(int count, const std::function<void(int)>& work) {
     std::latch start(count);
     std::vector<std::thread> threads;
@@ -94,7 +94,7 @@ TEST_CASE("threads: a graph is one thread's at a time, and another gets an Error
         CHECK(other == 0);
     }
 
-    // for sure, at the same time
+    // ensures that they overlap in time
     const Tensor trunk = leaf * 2;
     const Tensor one = trunk * 3, two = trunk * 4;
     std::string text;

@@ -1,4 +1,4 @@
-// Two threads train two models at once. Each must end with the bits that it has when it trains alone.
+// Two threads train two models at the same time. Each must end with the same bits as when it trains alone.
 
 #include <doctest/doctest.h>
 
@@ -23,15 +23,15 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-/// A model on a device, ready to be trained. Made before any thread starts, since its weights come from the default
+/// A model on a device, ready to be trained. It is created before any thread starts, since its weights use the default
 /// generator.
 struct Training {
     std::unique_ptr<nn::LanguageModel> model;
     std::unique_ptr<optim::Optimizer> optimizer;
     Device device;
-    bool random;  // takes random numbers of its device while it trains
+    bool random;  // uses random numbers of its device in training
 
-    /// The losses of some updates, and every parameter after them.
+    /// The losses of several updates, and every parameter after them.
     Numbers run() const {
         if (random) default_generator(device) = Generator(11);
         Generator generator(12);
@@ -74,7 +74,7 @@ Training llama(Device device) {
     return {std::move(model), std::move(optimizer), device, false};
 }
 
-/// Runs both at once; what one throws reaches the caller.
+/// Runs both at the same time; an exception of either reaches the caller.
 void at_once(const std::function<void()>& first, const std::function<void()>& second) {
     std::exception_ptr failures[2];
     const auto caught = [&](int i, const std::function<void()>& body) {
@@ -120,10 +120,10 @@ TEST_CASE("two threads train two models at once on two CPU devices, as each woul
     check_two_trainings(first, second, 0.1);
     CHECK(memory_statistics(first).peak > 0);
     CHECK(memory_statistics(second).peak > 0);
-    CHECK(gpt2(first, 0.1).run() == gpt2(Device::cpu(), 0.1).run());  // the same bits on any of them
+    CHECK(gpt2(first, 0.1).run() == gpt2(Device::cpu(), 0.1).run());  // the same bits on each of them
 }
 
 TEST_CASE("two threads train two models at once on one device, as each would alone") {
-    // Without dropout: its random numbers come from the one generator of the device.
+    // Without dropout: both would draw from the device's only generator.
     for (const Device device : test::devices()) check_two_trainings(device, device, 0.0);
 }

@@ -1,4 +1,4 @@
-// Attention layers, grouped heads and the cache.
+// Attention layers, grouped-query attention and the key-value cache.
 
 #include <doctest/doctest.h>
 

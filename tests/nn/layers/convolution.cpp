@@ -15,7 +15,7 @@ namespace {
 
 double largest(const Tensor& x) { return max(abs(x)).item(); }
 
-/// As a user writes it.
+/// A module as a user would write it.
 struct ConvNet : nn::Module {
     nn::Conv2d first{1, 4, 3, {.padding = 1}}, second{4, 8, {3, 3}, {.padding = 1, .bias = false}};
     nn::BatchNorm norm{8};
@@ -96,7 +96,7 @@ TEST_CASE("batch norm: training collects statistics, evaluation uses them") {
     CHECK(layer.running_var.to_vector() == std::vector<double>{1.5, 100.5});
     CHECK(layer.num_batches_tracked.item<std::int64_t>() == 1);
     layer.eval();
-    const Tensor z = layer(tensor({{1., 10.}}));  // a single row will do
+    const Tensor z = layer(tensor({{1., 10.}}));  // a single row is enough
     CHECK(largest(z) == 0.0);
     CHECK(layer.running_mean.to_vector() == std::vector<double>{1, 10});
     CHECK(layer.num_batches_tracked.item<std::int64_t>() == 1);

@@ -1,4 +1,4 @@
-// Layers and start values.
+// Layers and initial values.
 
 #include <doctest/doctest.h>
 
@@ -72,7 +72,7 @@ TEST_CASE("mlp and swiglu: computed from their parts") {
     CHECK(relative_error(mlp(x), mlp.down(relu(mlp.up(x)))) == 0.0);
     nn::MLP smooth(3, 8, 4, [](const Tensor& h) { return gelu(h); });
     CHECK(relative_error(smooth(x), smooth.down(gelu(smooth.up(x)))) == 0.0);
-    nn::MLP bounded(3, 8, 4, tanh);  // a name that the C library has, too
+    nn::MLP bounded(3, 8, 4, tanh);  // a function name that the C library also has
     CHECK(relative_error(bounded(x), bounded.down(tanh(bounded.up(x)))) == 0.0);
     nn::MLP gaussian(3, 8, 4, gelu);  // an op with a second argument
     CHECK(relative_error(gaussian(x), gaussian.down(gelu(gaussian.up(x)))) == 0.0);

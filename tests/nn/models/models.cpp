@@ -1,4 +1,4 @@
-// GPT-2 and Llama: names, shapes, start values, caches.
+// GPT-2 and Llama: names, shapes, initial values, caches.
 
 #include <doctest/doctest.h>
 
@@ -42,7 +42,7 @@ void check_cache(nn::LanguageModel& model) {
     }
 }
 
-/// The parts that the model is made of give what the whole gives, also when they are run one by one.
+/// The parts of the model give the same result as the whole, also when they are run one by one.
 void check_stack(nn::LanguageModel& model, std::int64_t layers) {
     const NoGrad guard;
     const Tensor ids = random_ids(2, 6);
@@ -57,7 +57,7 @@ void check_stack(nn::LanguageModel& model, std::int64_t layers) {
     for (const std::int64_t bad : {std::int64_t{-1}, layers}) {
         check_error([&] { model.layer(bad); }, {"no layer " + std::to_string(bad), std::to_string(layers)});
     }
-    // An embedding that starts later is that of the later tokens.
+    // Embedding with a start position equals the embedding of the later tokens.
     const Tensor later = ids.narrow(1, 2, 4);
     nn::KeyValueCache half = model.make_cache(2);
     model.forward(ids.narrow(1, 0, 2), half);
@@ -69,7 +69,7 @@ void check_learns(nn::LanguageModel& model) {
     const Tensor inputs = ids.narrow(1, 0, 8), targets = ids.narrow(1, 1, 8);
     optim::AdamW optimizer(model, {.learning_rate = 1e-2});
     const double first = model.loss(inputs, targets).item();
-    CHECK(first == doctest::Approx(std::log(50.0)).epsilon(0.05));  // knows nothing yet
+    CHECK(first == doctest::Approx(std::log(50.0)).epsilon(0.05));  // an untrained model
     for (int i = 0; i < 60; ++i) {
         optimizer.zero_grad();
         model.loss(inputs, targets).backward();
@@ -246,8 +246,8 @@ TEST_CASE("language models: a layer with a share of the heads is the same code")
     const auto columns = [](const Tensor& x, std::int64_t first, std::int64_t count) {
         return x.narrow(1, first, count).contiguous();
     };
-    // Heads 0 and 1 of Llama's four with the first of two heads of keys and values, and the rest: what the shares make,
-    // added, is what the whole makes.
+    // Heads 0 and 1 of Llama's four with the first of two key-value heads, and the rest: the results of the shares,
+    // added, equal the result of the whole.
     nn::Llama llama(tiny_llama);
     nn::LlamaBlock& block = llama.model.layers[0];
     const Tensor x = randn({2, 5, 16});

@@ -1,4 +1,4 @@
-// The same weights and the same data give PyTorch's losses: tests/golden/README.md says where the values come from.
+// The same weights and data give PyTorch's losses: tests/golden/README.md says where the values come from.
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-// Weights in the layout in which Hugging Face publishes them.
+// Weights in the layout of Hugging Face's published files.
 
 #include "nn/models/pretrained.h"
 
@@ -20,7 +20,7 @@ const nn::GPT2Config gpt2_config{.vocabulary = 40, .context = 8, .width = 12, .h
 const nn::LlamaConfig llama_config{
     .vocabulary = 40, .context = 8, .width = 16, .hidden = 20, .heads = 4, .kv_heads = 2, .layers = 2};
 
-/// The weights of a model under the names that `rename` makes of them; an empty one leaves a tensor out.
+/// The weights of a model under the names that `rename` returns; an empty name omits the tensor.
 TensorFile renamed(const nn::Module& model, const std::function<std::string(const std::string&)>& rename) {
     TensorFile file{{}, {{"format", "pt"}}};
     for (const auto& [name, tensor] : model.state_dict())
@@ -28,7 +28,7 @@ TensorFile renamed(const nn::Module& model, const std::function<std::string(cons
     return file;
 }
 
-/// As in `gpt2`: no "transformer.", no head, a mask for every layer.
+/// As in `gpt2`: without "transformer." and the head, but with a mask for every layer.
 TensorFile published_gpt2(const nn::GPT2& model, bool masked_bias) {
     TensorFile file = renamed(model, [](const std::string& name) {
         return name == "lm_head.weight" ? "" : name.substr(std::string("transformer.").size());

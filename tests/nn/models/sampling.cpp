@@ -1,4 +1,4 @@
-// Text from a model, token by token.
+// Generating text with a model, token by token.
 
 #include <doctest/doctest.h>
 
@@ -27,7 +27,7 @@ Tensor prompt(std::vector<std::int64_t> ids) {
 using Ids = std::vector<std::int64_t>;
 Ids ids_of(const Tensor& tensor) { return tensor.to_vector<std::int64_t>(); }
 
-/// Greedy text without a cache: the whole text goes through the model for each token.
+/// Greedy generation without a cache: the whole text is processed for each token.
 Ids greedy_without_cache(nn::LanguageModel& model, Ids text, int count) {
     const NoGrad guard;
     for (int i = 0; i < count; ++i) {
@@ -43,7 +43,7 @@ TEST_CASE("generate: temperature 0 takes the likeliest token, as without a cache
     nn::GPT2 gpt2 = tiny_gpt2();
     nn::Llama llama(
         {.vocabulary = 30, .context = 12, .width = 16, .hidden = 24, .heads = 4, .kv_heads = 2, .layers = 2});
-    // Larger weights than at the start, so that the likeliest token changes along the text.
+    // Larger weights than the initial ones, so that the most likely token changes along the text.
     for (nn::Module* model : {static_cast<nn::Module*>(&gpt2), static_cast<nn::Module*>(&llama)}) {
         for (const Tensor& p : model->parameters()) {
             if (p.ndim() == 2) nn::init::normal(p, 0.0, 0.4);
@@ -57,7 +57,7 @@ TEST_CASE("generate: temperature 0 takes the likeliest token, as without a cache
 }
 
 TEST_CASE("generate: the same seed gives the same text, another one another") {
-    nn::GPT2 model = tiny_gpt2(0.5);  // dropout is off while generating
+    nn::GPT2 model = tiny_gpt2(0.5);  // dropout is off in generation
     const auto text = [&](std::uint64_t seed, std::int64_t top_k) {
         return ids_of(generate(model, prompt({1, 2}), {.max_tokens = 30, .top_k = top_k, .seed = seed}));
     };
@@ -67,7 +67,7 @@ TEST_CASE("generate: the same seed gives the same text, another one another") {
     CHECK(text(1, 0).size() == 32);
     CHECK(model.is_training());
     CHECK(text(1, 1) == ids_of(generate(model, prompt({1, 2}), {.max_tokens = 30, .temperature = 0.0})));
-    // The default generator, which training uses, is left alone.
+    // The default generator, which training uses, is not changed.
     const RandomKey before = default_generator().state();
     text(3, 0);
     CHECK(default_generator().state().offset == before.offset);
@@ -78,9 +78,9 @@ TEST_CASE("generate: texts longer than the context, at the prompt and on the way
     Ids longer(40, 7);
     const Ids text = ids_of(generate(model, prompt(longer), {.max_tokens = 30, .temperature = 0.0}));
     CHECK(text.size() == 70);
-    // The first new token sees the last 12 of the prompt.
+    // The first new token sees the last 12 tokens of the prompt.
     CHECK(text[40] == greedy_without_cache(model, Ids(12, 7), 1).back());
-    // When the context is full, its last half goes on.
+    // When the context is full, generation continues from its last half.
     const Ids kept(text.begin() + 35, text.begin() + 41);
     CHECK(text[41] == greedy_without_cache(model, kept, 1).back());
 }

@@ -1,4 +1,4 @@
-// Optimizers: update rules, decay, groups, master copies, state by name.
+// Optimizers: update rules, weight decay, groups, master copies, state by name.
 
 #include <doctest/doctest.h>
 
@@ -175,7 +175,7 @@ TEST_CASE("optim: an optimizer that was made before to() goes on with the same p
         CHECK(handle.dtype() == dtype);
         CHECK(handle.is_same(net.p1.weight));
         CHECK(net.p1.bias.grad().dtype() == dtype);
-        // Moments and masters follow, also in what is saved before the next update.
+        // Moments and masters follow, also in a state that is saved before the next update.
         for (const auto& [name, value] : optimizer.state_dict())
             if (value.ndim() > 0) CHECK(value.dtype() == (dtype == DType::f64 ? DType::f64 : DType::f32));
         CHECK(optimizer.state_dict().contains("master/p1.weight") == (dtype != DType::f64));
@@ -239,7 +239,7 @@ TEST_CASE("optim: a layer that was replaced after the optimizer was made is name
     optim::SGD part(std::vector<nn::NamedTensor>{{"up.weight", net.up.weight}});
     net.down = nn::Linear(1, 1);
     part.step();
-    // A layer that came later is named, too.
+    // A layer that was added later is named, too.
     optim::SGD again(net);
     struct Grown : nn::Module {
         std::vector<nn::Linear> layers;
@@ -251,7 +251,7 @@ TEST_CASE("optim: a layer that was replaced after the optimizer was made is name
     grown.layers.emplace_back(1, 1);
     Tensor(grown.layers[0].weight).set_grad(ones({1, 1}));
     check_error([&] { of_grown.step(); }, {"does not know", "layers.1.weight"});
-    // A frozen one is nobody's business.
+    // A frozen layer is not reported.
     grown.layers[1].set_requires_grad(false);
     of_grown.step();
 }
@@ -300,7 +300,7 @@ TEST_CASE("optim: the same elements given twice are updated once") {
             const Tensor view = nn::parameter(viewed.detach().reshape({4}));
             CHECK(value_after(adamw, {viewed, view}, viewed) == doctest::Approx(expected));
         }
-        // Two tensors of the same elements, each with a gradient of its own: the sum counts.
+        // Two tensors with the same elements, each with its own gradient: the sum is used.
         const Tensor w = nn::parameter(zeros({2}));
         const Tensor twin = nn::parameter(w.detach());
         (w * 1.0).sum().backward();
@@ -365,7 +365,7 @@ TEST_CASE("optim: bf16 weights keep an f32 master, so that small steps add up") 
         CHECK(first_of(state.at("master/w")) == doctest::Approx(0.94).epsilon(1e-5));
         CHECK(first_of(w) == 0.94140625);
 
-        // A resumed run goes on from the master, not from the rounded weight.
+        // A resumed run continues from the master, not from the rounded weight.
         for (const bool weights_first : {true, false}) {
             const Tensor again = nn::parameter(ones({1}, {DType::bf16}));
             optim::SGD resumed(one(again, "w"), {.learning_rate = 6e-4});
@@ -380,7 +380,7 @@ TEST_CASE("optim: bf16 weights keep an f32 master, so that small steps add up") 
             CHECK(first_of(resumed.state_dict().at("master/w")) ==
                   doctest::Approx(0.94 - 6e-4).epsilon(1e-5));
         }
-        // Weights that were set from outside count.
+        // Weights that other code has set are used.
         {
             const NoGrad guard;
             w.fill_(2.0);
@@ -398,7 +398,7 @@ TEST_CASE("optim: with stochastic rounding bf16 weights have no master, and smal
         Tensor half = nn::parameter(ones({2}, {DType::f16}));
         optim::SGD optimizer(std::vector<nn::NamedTensor>{{"w", w}, {"half", half}},
                              {.learning_rate = 6e-4, .momentum = 0.5, .stochastic_rounding = true});
-        // 6e-4 is 0.15 of the distance of bf16 numbers below 1: to nearest, w would stay 1 for ever.
+        // 6e-4 is 0.15 of the spacing of bf16 numbers below 1: with rounding to nearest, w would stay 1 forever.
         for (int i = 0; i < 100; ++i) {
             w.set_grad(full(w.shape(), i == 0 ? 1.0 : 0.5, {DType::bf16}));  // so that the momentum stays 1
             half.set_grad(ones({2}, {DType::f16}));
@@ -408,13 +408,13 @@ TEST_CASE("optim: with stochastic rounding bf16 weights have no master, and smal
         double mean = 0.0, square = 0.0;
         for (const double value : values) mean += value / count;
         for (const double value : values) square += (value - mean) * (value - mean) / count;
-        // A weight makes 100 random steps, each off by less than half of 2^-8 in the root of the mean square.
+        // A weight makes 100 random steps, each with a root mean square error below half of 2^-8.
         CHECK(square < 100.0 * 0x1p-18);
         CHECK(std::abs(mean - 0.94) < 5.0 * std::sqrt(100.0 * 0x1p-18 / count));
         CHECK(square > 0.0);
         const nn::StateDict state = optimizer.state_dict();
         CHECK_FALSE(state.contains("master/w"));
-        CHECK(state.contains("master/half"));  // f16 keeps its own: the rule is that of bf16
+        CHECK(state.contains("master/half"));  // f16 keeps its master: the option applies only to bf16
         CHECK(state.at("momentum/w").dtype() == DType::f32);
     });
 }
@@ -494,7 +494,7 @@ TEST_CASE("optim: a resumed optimizer gives the same bits") {
     optim::AdamW optimizer(net, {.learning_rate = 0.01});
     train(net, optimizer, 5);
     Pair copy = nn::clone(net);
-    optim::AdamW resumed(copy, {.learning_rate = 0.5});  // the state brings its own learning rate
+    optim::AdamW resumed(copy, {.learning_rate = 0.5});  // the state contains its own learning rate
     resumed.load_state_dict(optimizer.state_dict());
     CHECK(resumed.steps() == 5);
     train(net, optimizer, 5);
@@ -517,7 +517,7 @@ TEST_CASE("optim: a state that does not fit is refused as a whole") {
                 {"[adamw]", "Missing: second_moment/p1.bias.", "Unknown: first_moment/p9.",
                  "first_moment/p2.bias has shape (8) here and (9)", "Nothing was loaded"});
     CHECK(other.steps() == 0);
-    // Numbers that no optimizer has.
+    // Numbers that are invalid for any optimizer.
     const nn::StateDict good = optimizer.state_dict();
     const auto refuses = [&](const std::string& name, const Tensor& value, const std::string& text) {
         nn::StateDict bad = good;

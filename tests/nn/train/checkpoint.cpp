@@ -147,7 +147,7 @@ TEST_CASE("checkpoint: the newest complete one counts, cut ones do not") {
     Net net;
     optim::SGD optimizer(net);
 
-    fs::remove(hundred + "/manifest.json");  // the program was killed before it was written
+    fs::remove(hundred + "/manifest.json");  // as if the program had been killed before writing it
     CHECK(latest_checkpoint(folder.path()) == ten);
     check_error([&] { load_checkpoint(hundred, net, optimizer); }, {"[load_checkpoint]", "not complete"});
 
@@ -172,7 +172,7 @@ TEST_CASE("checkpoint: the newest complete one counts, cut ones do not") {
     check_error([&] { load_checkpoint(folder / "none", net, optimizer); }, {"there is no checkpoint"});
     test::write_file(manifest, content);
 
-    save_at(folder.path(), 100);  // replaces the cut one, and sweeps up what was never finished
+    save_at(folder.path(), 100);  // replaces the damaged one, and removes unfinished ones
     CHECK(latest_checkpoint(folder.path()) == hundred);
     CHECK_FALSE(fs::exists(folder / "step_00000200.partial"));
     CHECK_FALSE(fs::exists(hundred + ".replaced"));
@@ -184,7 +184,7 @@ TEST_CASE("checkpoint: only the newest are kept") {
     CHECK_FALSE(fs::exists(folder / "step_00000002"));
     CHECK(fs::exists(folder / "step_00000003"));
     CHECK(fs::exists(folder / "step_00000004"));
-    save_at(folder.path(), 1, 2);  // what was just saved always stays
+    save_at(folder.path(), 1, 2);  // the newest one is always kept
     CHECK(fs::exists(folder / "step_00000001"));
 }
 

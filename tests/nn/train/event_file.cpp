@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* first = "/events.out.tfevents.00000.potluck";
-constexpr const char* second = "/events.out.tfevents.00001.potluck";
+constexpr const char* first = "events.out.tfevents.00000.potluck";
+constexpr const char* second = "events.out.tfevents.00001.potluck";
 
 void append(EventFile& file, std::int64_t step, double value) {
     const std::vector<EventScalar> scalars = {{"loss/train", value}};

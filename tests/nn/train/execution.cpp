@@ -1,4 +1,4 @@
-// What an update does to parameters, optimizer and buffers, and what it leaves alone when it does not take place.
+// The effects of an update on parameters, optimizer and buffers, and their absence when the update is not applied.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ struct Scale : nn::Module {
     double value() const { return w.to_vector<double>()[0]; }
 };
 
-/// A batch norm of one channel, and a weight behind it.
+/// A batch norm of one channel, followed by a weight.
 struct Normalised : nn::Module {
     nn::BatchNorm norm{1};
     Tensor w = nn::parameter(ones({1}));
@@ -44,7 +44,7 @@ Tensor on_cpu(const std::vector<double>& values) {
     return potluck::tensor(values, {static_cast<std::int64_t>(values.size()), 1});
 }
 
-/// A batch of values (n, 1) as a loader gives it, on the CPU; without targets, so that every row counts.
+/// A batch of values (n, 1) as from a loader, on the CPU; without targets, so that every row counts.
 data::Batch batch_of(const std::vector<double>& values) { return {.inputs = on_cpu(values), .targets = {}}; }
 
 UpdateResult update(Execution& execution, const std::vector<data::Batch>& batches, double max_norm = 0.0) {
@@ -155,7 +155,7 @@ TEST_CASE(
             CHECK(update(execution, {batch_of({3.0, 5.0})}).outcome == Outcome::applied);
             CHECK(model.statistics()[0] == doctest::Approx(0.4));
             const nn::StateDict before = copy_of(model.state_dict()), state = copy_of(optimizer.state_dict());
-            // alone, and as the second and the first of a window
+            // alone, and as the second and the first micro-batch
             for (const auto& batches : {std::vector{batch_of({infinity, 1.0})},
                                         std::vector{batch_of({3.0, 5.0}), batch_of({infinity, 1.0})},
                                         std::vector{batch_of({infinity, 1.0}), batch_of({3.0, 5.0})}}) {

@@ -52,7 +52,7 @@ Outcome train(nn::LanguageModel& model, const MakeExecution& make) {
         outcome.losses.push_back(result.loss);
         outcome.norms.push_back(result.gradient_norm);
     }
-    data::Loader loader(data::TokenWindows(zeros({40}, {DType::u8}), 8), {.batch = 3});
+    data::Loader loader(data::TokenWindows(potluck::zeros({40}, {DType::u8}), 8), {.batch = 3});
     outcome.losses.push_back(*execution->evaluate(loader).mean());
     for (const Tensor& parameter : model.parameters()) {
         CHECK_FALSE(parameter.grad().defined());

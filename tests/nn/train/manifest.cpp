@@ -1,4 +1,4 @@
-// What a checkpoint says of itself: several files, checksums, mixes and damage, other versions.
+// The manifest of a checkpoint: several files, checksums, mixed and damaged files, other versions.
 
 #include "nn/train/manifest.h"
 
@@ -27,7 +27,7 @@ struct Net : nn::Module {
     Tensor forward(const Tensor& x) override { return down(up(x)); }
 };
 
-/// A net and its optimizer after some steps.
+/// A net and its optimizer after several steps.
 struct Trained {
     explicit Trained(std::uint64_t seed, int steps = 1) {
         manual_seed(seed);
@@ -69,7 +69,7 @@ void flip(const std::string& file, std::size_t byte) {
     test::write_file(file, content);
 }
 
-/// Of every tensor the elements between a/c and b/c of it, flat.
+/// The elements between a/c and b/c of every tensor, as one axis.
 TensorParts pieces(const nn::StateDict& tensors, std::int64_t a, std::int64_t b, std::int64_t c) {
     TensorParts parts;
     for (const auto& [name, tensor] : tensors) {
@@ -90,7 +90,7 @@ TEST_CASE("checksum: that of XXH3 with 64 bits, in whatever pieces the bytes com
             checksum.add(text.data() + i, static_cast<std::int64_t>(std::min(piece, text.size() - i)));
         return checksum.text();
     };
-    CHECK(checksum_of("", 1) == "2d06800538d394c2");  // as xxhsum -H3 prints them
+    CHECK(checksum_of("", 1) == "2d06800538d394c2");  // as printed by xxhsum -H3
     CHECK(checksum_of("a", 1) == "e6c632b61e964e1f");
     CHECK(checksum_of("abc", 1) == "78af5f94892f3950");
     const std::string text(100'000, 'x');
@@ -137,7 +137,7 @@ TEST_CASE("checkpoint: written in three files with parts of tensors in different
     model.erase("tied");
     const std::string partial = begin_checkpoint(folder.path(), 3);
     Manifest manifest;
-    // The last rank has no part of the small tensors, and the first two do not write in order.
+    // The last rank has no part of the small tensors, and the first two write out of order.
     for (const auto& [rank, a, b] : std::vector<std::array<std::int64_t, 3>>{{1, 2, 5}, {0, 0, 2}, {2, 5, 6}})
         manifest.add(write_checkpoint_parts(partial, rank, pieces(model, a, b, 6), pieces(state, a, b, 6),
                                             {{"tied", "up.weight"}}));
@@ -152,7 +152,7 @@ TEST_CASE("checkpoint: written in three files with parts of tensors in different
     CHECK(loaded.loader == data::LoaderState{1, 1, 5, 9});
     CHECK(other.net.tied.is_same(other.net.up.weight));
 
-    // Written again by one process, it is what that one would have written.
+    // If one process writes it again, it equals what that process alone would have written.
     const std::string whole = save_at(folder.path(), other, 4);
     Trained again(7);
     load_checkpoint(whole, again.net, *again.optimizer);
@@ -207,7 +207,7 @@ TEST_CASE(
     for (const std::string name : {"model-0.safetensors", "optimizer-0.safetensors"}) {
         const std::string file = second + "/" + name;
         const std::string content = test::read_file(file);
-        CHECK(content.size() == fs::file_size(first + "/" + name));  // the size alone shows nothing
+        CHECK(content.size() == fs::file_size(first + "/" + name));  // the size alone does not reveal it
         test::write_file(file, test::read_file(first + "/" + name));
         CHECK(latest_checkpoint(folder.path()) == second);
         check_error([&] { load_checkpoint(second, other.net, *other.optimizer); },
@@ -222,7 +222,7 @@ TEST_CASE(
     }
     check_same(other.net.state_dict(), before);
 
-    // Whoever resumes gets the one before, and hears why.
+    // A resumed run gets the previous checkpoint, and the reason.
     Trained expected(9);
     load_checkpoint(first, expected.net, *expected.optimizer);
     flip(second + "/optimizer-0.safetensors", 200);
@@ -235,7 +235,7 @@ TEST_CASE(
     flip(second + "/optimizer-0.safetensors", 200);
     CHECK(load_latest_checkpoint(folder.path(), other.net, *other.optimizer).path == second);
     check_same(other, trained);
-    // What does not fit is no damage: the one before is not taken instead.
+    // A checkpoint that does not fit is not damaged: the previous one is not used instead.
     nn::Linear foreign(3, 2);
     optim::SGD sgd(foreign);
     check_error([&] { load_latest_checkpoint(folder.path(), foreign, sgd); }, {second, "Missing"});
@@ -299,7 +299,7 @@ TEST_CASE("manifest: unknown fields are left alone, other versions and damage ar
     refused([](json& m) { m["generators"] = {{"soup", m["generators"]["cpu"]}}; }, {"names no device"});
     refused([](json& m) { m.erase("step"); },
             {"[load_checkpoint] " + file + " is damaged: key 'step' not found. Use an older checkpoint."});
-    // Texts that fit the rules, and not the files.
+    // Manifests that are valid in themselves but do not match the files.
     check_error(
         [&] {
             load_changed([](json& m) {
@@ -374,7 +374,7 @@ TEST_CASE("checkpoint: a folder of version 1, which ends with DONE, still loads"
     CHECK(trained.net.tied.is_same(trained.net.up.weight));
     CHECK(trained.optimizer->learning_rate() == 0.25);
     CHECK(trained.optimizer->state_dict().at("first_moment/down.bias").defined());
-    // Going on from it writes the new form, and it may be the one that goes.
+    // Continuing from it writes the new version, and may remove the old checkpoint.
     save_checkpoint(folder.path(), trained.net, *trained.optimizer, {.step = 8}, 1);
     CHECK_FALSE(fs::exists(path));
 

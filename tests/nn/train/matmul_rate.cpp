@@ -5,8 +5,10 @@
 #include "autograd/ops/matmul.h"
 #include "core/error.h"
 #include "core/factories.h"
+#include "core/memory.h"
 #include "core/random.h"
 #include "nn/layers/linear.h"
+#include "nn/train/copy_rate.h"
 
 namespace potluck::test {
 
@@ -23,6 +25,17 @@ TEST_CASE("matmul rate: is that of the dtype which is asked for, and of a produc
     }
     CHECK_THROWS_WITH_AS(measure_matmul_rate(DType::i64, Device::cpu()),
                          "[measure_matmul_rate] the dtype is i64. Give a floating one.", Error);
+}
+
+TEST_CASE("copy rate: is that of a tensor of megabytes, and draws no random numbers") {
+    manual_seed(3);
+    const RandomKey before = default_generator(Device::cpu()).state();
+    const CopyRate rate = measure_copy_rate(Device::cpu());
+    CHECK(rate.bytes_per_second > 1e7);
+    CHECK(rate.bytes_per_second < 1e14);
+    CHECK(rate.size >= 4 << 20);
+    CHECK(default_generator(Device::cpu()).state().offset == before.offset);
+    CHECK(memory_statistics().current < rate.size);
 }
 
 TEST_CASE("matmul rate: a model's dtype is that of most of its parameters, counted by elements") {

@@ -1,4 +1,4 @@
-// Updates that do not take place: bad numbers end a run or are passed over, batches without targets are passed over.
+// Updates that are not applied: non-finite numbers end a run or are skipped, batches without valid targets are skipped.
 
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// `count` rows of 1; the targets of those in `without` do not count.
+/// `count` rows of 1; the targets of those in `without` are ignored.
 data::TensorDataset partly_ignored(std::int64_t count, const std::vector<std::int64_t>& without) {
     const Tensor targets = zeros({count, 1}, {DType::i64});
     for (const std::int64_t row : without) targets.select(0, row).fill_(ignored);

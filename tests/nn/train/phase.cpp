@@ -90,13 +90,13 @@ TEST_CASE("phase: an update says what it spent in each, and a trace shows it") {
         }
         CHECK(result.time[Phase::data] + result.time[Phase::saving] + result.time[Phase::other] == 0.0);
         std::map<std::string, int> shown;
-        for (const auto& event : nlohmann::json::parse(read_file(folder / "trace.json")).at("traceEvents"))
-            ++shown[event.at("name")];
-        CHECK(shown["copy"] == 2);
-        CHECK(shown["forward"] == 2);
-        CHECK(shown["backward"] == 2);
-        CHECK(shown["optimizer"] == 1);
-        CHECK(shown["other"] == 0);
+        const auto trace = nlohmann::json::parse(read_file(folder / "trace.json"));
+        for (const auto& event : trace.at("traceEvents")) ++shown[event.at("name")];
+        CHECK(shown["phase: copy"] == 2);
+        CHECK(shown["phase: forward"] == 2);
+        CHECK(shown["phase: backward"] == 2);
+        CHECK(shown["phase: optimizer"] == 1);
+        CHECK(shown["phase: other"] == 0);
 
         data::Batch none = batches.front();  // an update without targets has no end that the host waits for
         none.targets = potluck::full({4}, -100, {DType::i64});

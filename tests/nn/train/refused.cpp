@@ -1,4 +1,4 @@
-// An update that is refused half-way leaves nothing of itself behind: the next one is as if it had not been tried.
+// An update that fails half-way leaves nothing behind: the next one is as if it had not been attempted.
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
-// A run that was stopped and resumed in another process gives the same bits as one that never stopped, with any number
-// of threads.
+// A run that was stopped and resumed in another process gives the same bits as an uninterrupted one, with any number of
+// threads.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <map>
+#include <random>
 
 #include "potluck.h"
 #include "tests/nn/support.h"
@@ -26,13 +28,13 @@ std::string environment(const char* name) {
 /// The work of a child process: trains to step 20, or stops at step `stop`.
 void train(const std::string& folder, bool resume, std::int64_t stop, int thread_count, DType dtype) {
     set_threads(thread_count);
-    manual_seed(resume ? 99 : 5);  // a resumed run must not depend on how the process began
+    manual_seed(resume ? 99 : 5);  // a resumed run must not depend on the initial state of the process
     nn::GPT2 model({.vocabulary = 40, .context = 16, .width = 32, .heads = 2, .layers = 2, .dropout = 0.1});
     model.to(dtype);
     optim::AdamW optimizer(model, {.weight_decay = 0.1});
     Generator generator(8);
     const Tensor tokens = randint(0, 40, {700}, {DType::i64}, &generator);
-    // 43 windows: epochs end in the middle of the run, with an incomplete batch and an incomplete window.
+    // 43 windows: epochs end in the middle of the run, with an incomplete batch and an incomplete accumulation.
     data::Loader loader(data::TokenWindows(tokens, 16, 16),
                         {.batch = 4, .shuffle = true, .workers = resume ? 2 : 1, .seed = 21});
     std::int64_t done = 0;
@@ -66,7 +68,7 @@ pid_t start_child(const std::string& test_case, const std::string& task) {
     return child;
 }
 
-/// Runs this program again, for the work above.
+/// Runs this program again, for the training above.
 void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t stop, int thread_count,
                             DType dtype) {
     const std::string task = folder + "\n" + (resume ? "1" : "0") + " " + std::to_string(stop) + " " +
@@ -78,7 +80,7 @@ void train_in_a_new_process(const std::string& folder, bool resume, std::int64_t
     REQUIRE(WEXITSTATUS(status) == 0);
 }
 
-/// What a run left: its losses as they stand in the file, and the bytes of its last checkpoint.
+/// The result of a run: the losses in its file, and the bytes of its last checkpoint.
 struct Outcome {
     std::vector<std::string> losses;
     std::string model, optimizer, manifest;
@@ -113,7 +115,7 @@ void check_equal(const Outcome& a, const Outcome& b) {
 
 TEST_CASE("resume: a new process goes on with the same bits, with 1 and with 2 threads") {
     const std::string task = environment(task_variable);
-    if (!task.empty()) {  // this is the child
+    if (!task.empty()) {  // this is the child process
         const std::size_t line_end = task.find('\n');
         std::istringstream numbers(task.substr(line_end + 1));
         int resume = 0, thread_count = 0, dtype = 0;
@@ -146,7 +148,7 @@ TEST_CASE("resume: a run that is killed while it saves leaves a checkpoint that 
         manual_seed(6);
         return nn::GPT2({.vocabulary = 100, .context = 16, .width = 64, .heads = 2, .layers = 2});
     };
-    if (!task.empty()) {  // this is the child: it saves until it is killed
+    if (!task.empty()) {  // this is the child process: it saves until it is killed
         nn::GPT2 model = make();
         optim::AdamW optimizer(model);
         model.loss(zeros({1, 8}, {DType::i64}), zeros({1, 8}, {DType::i64})).backward();
@@ -170,4 +172,128 @@ TEST_CASE("resume: a run that is killed while it saves leaves a checkpoint that 
         REQUIRE(latest.has_value());
         load_checkpoint(*latest, model, optimizer);
     }
+}
+
+namespace {
+
+/// The work of a child that is killed: goes on from the newest checkpoint and saves after every update, beside the
+/// training or not. `steps` is where the run ends.
+void train_and_save(const std::string& folder, bool beside, bool saves, std::int64_t steps) {
+    manual_seed(latest_checkpoint(folder + "/checkpoints") ? 99 : 5);
+    nn::GPT2 model({.vocabulary = 40, .context = 16, .width = 64, .heads = 2, .layers = 2, .dropout = 0.1});
+    optim::AdamW optimizer(model, {.weight_decay = 0.1});
+    Generator generator(8);
+    const Tensor tokens = randint(0, 40, {700}, {DType::i64}, &generator);
+    data::Loader loader(data::TokenWindows(tokens, 16, 16), {.batch = 4, .shuffle = true, .seed = 21});
+    Trainer(model, optimizer, loader,
+            {.steps = steps,
+             .clip = 1.0,
+             .schedule = optim::cosine_schedule({.peak = 1e-2, .steps = 1000, .warmup = 4}),
+             .run_folder = folder,
+             .resume_if_possible = true,
+             .checkpoint_every = saves ? 1 : 0,
+             .async_checkpoints = beside,
+             .quiet = true})
+        .fit();
+}
+
+std::string task_of(const std::string& folder, bool beside, bool saves, std::int64_t steps) {
+    return folder + "\n" + (beside ? "1 " : "0 ") + (saves ? "1 " : "0 ") + std::to_string(steps);
+}
+
+std::int64_t newest_step(const std::string& run) {
+    const std::optional<std::string> newest = latest_checkpoint(run + "/checkpoints");
+    return newest ? step_of(*newest) : 0;
+}
+
+bool is_saving(const std::string& run) {
+    std::error_code gone;
+    for (const auto& entry : std::filesystem::directory_iterator(run + "/checkpoints", gone))
+        if (entry.path().extension() == ".partial") return true;
+    return false;
+}
+
+/// Kills a run at random moments, most of them while it saves, and lets it go on each time. Each time the newest
+/// checkpoint is sound and as far as the one before, and in the end the losses are those of a run that nobody killed.
+void kill_and_resume(const std::string& test_case, int kills, bool beside) {
+    if (const std::string task = environment(task_variable); !task.empty()) {  // this is the child
+        const std::size_t line_end = task.find('\n');
+        std::istringstream numbers(task.substr(line_end + 1));
+        bool child_beside = false, saves = false;
+        std::int64_t steps = 0;
+        numbers >> child_beside >> saves >> steps;
+        train_and_save(task.substr(0, line_end), child_beside, saves, steps);
+        return;
+    }
+    const test::TemporaryFolder folder;
+    const std::string run = folder / "killed", whole = folder / "whole";
+    std::mt19937 random(1);
+    std::int64_t reached = 0;
+    int while_saving = 0;
+    std::uint32_t longest_wait = 20'000;  // microseconds; learns how long this machine needs for a save
+    for (int i = 0; i < kills; ++i) {
+        const pid_t child = start_child(test_case, task_of(run, beside, true, 1'000'000));
+        int status = 0;
+        while (newest_step(run) <= reached) {
+            REQUIRE(waitpid(child, &status, WNOHANG) == 0);
+            usleep(1000);
+        }
+        usleep(static_cast<useconds_t>(random() % 20'000));
+        while (!is_saving(run)) REQUIRE(waitpid(child, &status, WNOHANG) == 0);
+        usleep(static_cast<useconds_t>(random() % longest_wait));
+        kill(child, SIGKILL);
+        REQUIRE(waitpid(child, &status, 0) == child);
+        REQUIRE(WIFSIGNALED(status));
+        const bool was_saving = is_saving(run);
+        while_saving += was_saving ? 1 : 0;
+        longest_wait = was_saving ? longest_wait * 5 / 4 : std::max(longest_wait / 2, std::uint32_t{1});
+        nn::GPT2 model({.vocabulary = 40, .context = 16, .width = 64, .heads = 2, .layers = 2});
+        optim::AdamW optimizer(model);
+        const std::int64_t step =
+            load_checkpoint(latest_checkpoint(run + "/checkpoints").value(), model, optimizer).step;
+        CHECK(step > reached);
+        reached = step;
+    }
+    MESSAGE("killed ", kills, " times, ", while_saving,
+            " of them while a checkpoint was being written, at step ", reached, " at last");
+    // A few kills may all have come late.
+    CHECK((kills < 20 || 3 * while_saving > kills));
+    for (const std::string& finished : {run, whole}) {
+        const pid_t child = start_child(test_case, task_of(finished, beside, false, reached + 5));
+        int status = 0;
+        REQUIRE(waitpid(child, &status, 0) == child);
+        REQUIRE(WIFEXITED(status));
+        REQUIRE(WEXITSTATUS(status) == 0);
+    }
+    const auto losses_of = [](const std::string& finished) {
+        std::vector<std::string> losses;
+        for (const auto& line : test::read_lines(finished + "/metrics.jsonl"))
+            losses.push_back(line["step"].dump() + " " + line["loss"].dump());
+        return losses;
+    };
+    CHECK(static_cast<std::int64_t>(losses_of(run).size()) == reached + 5);
+    CHECK(losses_of(run) == losses_of(whole));
+    const auto newest = [](const std::string& finished) {
+        return latest_checkpoint(finished + "/checkpoints").value() + "/";
+    };
+    for (const char* file : {"model-0.safetensors", "optimizer-0.safetensors", "manifest.json"})
+        CHECK(test::read_file(newest(run) + file) == test::read_file(newest(whole) + file));
+}
+
+}  // namespace
+
+TEST_CASE("resume: killed at random moments of saves that training waits for") {
+    kill_and_resume("resume: killed at random moments of saves that*", 4, false);
+}
+
+TEST_CASE("resume: killed at random moments of saves beside the training") {
+    kill_and_resume("resume: killed at random moments of saves beside*", 6, true);
+}
+
+TEST_CASE("resume: killed at 50 moments of saves that training waits for" * doctest::test_suite("long")) {
+    kill_and_resume("resume: killed at 50 moments*", 50, false);
+}
+
+TEST_CASE("resume: killed at 200 moments of saves beside the training" * doctest::test_suite("long")) {
+    kill_and_resume("resume: killed at 200 moments*", 200, true);
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model of one weight, for tests of what a trainer does with it.
+// A model with a single weight, for tests of the trainer.
 
 #include "autograd/ops.h"
 #include "core/factories.h"
@@ -11,7 +11,7 @@ namespace potluck::test {
 
 inline constexpr std::int64_t ignored = -100;
 
-/// One weight w. The loss is w times the mean of the inputs whose targets count.
+/// One weight w. The loss is w times the mean of the inputs with valid targets.
 struct Scale : nn::Module {
     Tensor w;
     explicit Scale(double start) : w(nn::parameter(full({1}, start))) {}
@@ -23,7 +23,7 @@ struct Scale : nn::Module {
     double value() const { return w.to_vector<double>()[0]; }
 };
 
-/// `count` rows (1) of 1 with targets that count.
+/// `count` rows (1) of 1 with valid targets.
 inline data::TensorDataset ones_dataset(std::int64_t count) {
     return data::TensorDataset(ones({count, 1}), zeros({count, 1}, {DType::i64}));
 }

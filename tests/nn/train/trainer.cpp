@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Texts of 1 .. 8 tokens; what lies behind the end of a text does not count.
+/// Texts of 1 .. 8 tokens; targets after the end of a text are ignored.
 data::TensorDataset ragged_texts() {
     Generator generator(3);
     const Tensor ids = randint(0, 20, {8, 8}, {DType::i64}, &generator);
@@ -44,7 +44,7 @@ struct Step {
     nn::StateDict weights;
 };
 
-/// One update of a fresh model on all 8 texts, in micro-batches of `batch`.
+/// One update of a new model on all 8 texts, in micro-batches of `batch`.
 Step one_update(DType dtype, std::int64_t batch, bool own_loss) {
     nn::GPT2 model = tiny_model(dtype);
     optim::SGD optimizer(model, {.learning_rate = 1.0});
@@ -135,7 +135,7 @@ TEST_CASE("trainer: the schedule counts updates") {
     const std::vector<double> rates = run(40, 4);
     REQUIRE(rates.size() == 10);
     for (std::size_t i = 0; i < 10; ++i) CHECK(rates[i] == doctest::Approx(0.1 * static_cast<double>(i + 1)));
-    CHECK(run(2, 3) == std::vector<double>{0.1});  // a window longer than the epoch still updates
+    CHECK(run(2, 3) == std::vector<double>{0.1});  // accumulate above the epoch's batches still updates
     check_error([&] { run(2, 0); }, {"[trainer]", "accumulate is 0"});
 }
 
@@ -201,7 +201,7 @@ TEST_CASE("trainer: writes metrics, a summary and a checkpoint") {
         CHECK(lines[i].contains("val_loss") == (i == 2 || i == 5));
     }
     CHECK(lines[0]["tokens"].get<int>() + lines[1]["tokens"].get<int>() ==
-          36);  // an epoch holds every target once
+          36);  // an epoch contains every target once
 
     const nlohmann::json written = read_json(run + "/summary.json");
     CHECK(written["steps"] == 6);
@@ -216,7 +216,7 @@ TEST_CASE("trainer: writes metrics, a summary and a checkpoint") {
     CHECK(summary.steps == 6);
     CHECK(summary.checkpoint == latest_checkpoint(run + "/checkpoints").value());
 
-    // The validation loss is the mean over all targets, in evaluation mode, whatever the batches.
+    // The validation loss is the mean over all targets, in evaluation mode, for any batch size.
     const NoGrad guard;
     const data::TensorDataset all = ragged_texts();
     data::Loader whole(all, {.batch = 8});
@@ -286,7 +286,7 @@ TEST_CASE("trainer: stops when asked, saves, and goes on from there") {
         CHECK(summary.checkpoint.ends_with("step_00000005"));
         CHECK(read_json(run + "/summary.json")["finished"] == false);
     }
-    // What the program wrote after its last checkpoint, and a line that was cut off when it died.
+    // Lines that the program wrote after its last checkpoint, and one that was cut off when it died.
     test::write_file(run + "/metrics.jsonl",
                      test::read_file(run + "/metrics.jsonl") + "{\"step\":6,\"loss\":1.0}\n{\"step\":7,\"lo");
     Scale model = make();

@@ -1,4 +1,4 @@
-// How often one validates, and with which loader, never changes a training run.
+// The frequency of validation, and its loader, never change a training run.
 
 #include <doctest/doctest.h>
 
@@ -20,7 +20,7 @@ struct Run {
     data::LoaderState state;
 };
 
-/// 3 epochs of 4 batches, two batches to an update.
+/// 3 epochs of 4 batches, two batches per update.
 Run train(std::int64_t validate_every, bool with_itself, int workers) {
     manual_seed(3);
     nn::Linear net(2, 3);
