@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "core/device.h"
 #include "core/factories.h"
@@ -20,6 +21,7 @@
 #include "core/version.h"
 #include "nn/models/gpt2.h"
 #include "nn/optim/adamw.h"
+#include "nn/train/precision.h"
 
 using namespace potluck;
 
@@ -44,10 +46,15 @@ int main(int argc, char** argv) {
     std::int64_t batch = 4, time = 64;
     nn::GPT2Config config;
     std::string trace_file;
-    std::string device_name = "cpu", dtype_name = "f32";
+    std::int64_t accumulate = 1;
+    std::string device_name = "cpu", dtype_name = "f32", precision_name = "f32", recompute_name = "none";
     CLI::App app("One training step of GPT-2");
     app.add_option("--device", device_name, "cpu, cuda, cuda:1, ...");
     app.add_option("--dtype", dtype_name)->check(CLI::IsMember({"f32", "f16", "bf16"}));
+    app.add_option("--precision", precision_name, "what Autocast computes in, with parameters of --dtype")
+        ->check(CLI::IsMember({"f32", "f16", "bf16"}));
+    app.add_option("--recompute", recompute_name)->check(CLI::IsMember({"none", "parts", "blocks"}));
+    app.add_option("--accumulate", accumulate, "micro-batches in a step")->check(CLI::PositiveNumber);
     app.add_option("--threads", threads);
     app.add_option("--steps", steps, "measured steps; the median is reported")->check(CLI::PositiveNumber);
     app.add_option("--warmup", warmup, "steps before them");
@@ -68,6 +75,12 @@ int main(int argc, char** argv) {
         nn::GPT2 model(config);
         model.to(device);
         if (dtype_name != "f32") model.to(dtype_name == "f16" ? DType::f16 : DType::bf16);
+        using What = nn::RecomputePolicy::What;
+        model.set_recompute({.what = recompute_name == "blocks"  ? What::blocks
+                                     : recompute_name == "parts" ? What::attention_and_activation
+                                                                 : What::nothing});
+        const DType compute = dtype_of(parse_precision(precision_name));
+        const detail::LossIsScaled quiet;  // the values do not matter here
         optim::AdamW optimizer(model,
                                {.learning_rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
         const Tensor text = randint(0, config.vocabulary, {batch, time + 1});
@@ -78,8 +91,14 @@ int main(int argc, char** argv) {
         for (int step = 0; step < warmup + steps; ++step) {
             if (!trace_file.empty() && step + 1 == warmup + steps) start_trace();
             const auto start = std::chrono::steady_clock::now();
-            const Tensor loss = model.loss(ids, labels);
-            loss.backward();
+            Tensor loss;
+            {
+                const Autocast guard(compute);  // keeps rounded weights for all micro-batches
+                for (std::int64_t i = 0; i < accumulate; ++i) {
+                    loss = model.loss(ids, labels);
+                    loss.backward();
+                }
+            }
             optimizer.step();
             optimizer.zero_grad();
             losses.push_back(loss.item());
@@ -98,6 +117,9 @@ int main(int argc, char** argv) {
             {"threads", threads},
             {"device", describe(device)},
             {"dtype", dtype_name},
+            {"precision", precision_name},
+            {"recompute", recompute_name},
+            {"accumulate", accumulate},
             {"batch", batch},
             {"time", time},
             {"seconds_per_step", typical},

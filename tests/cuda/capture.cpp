@@ -7,6 +7,7 @@
 
 #include "autograd/anomaly.h"
 #include "autograd/ops.h"
+#include "core/backend.h"
 #include "core/factories.h"
 #include "core/random.h"
 #include "tests/cuda/device.h"
