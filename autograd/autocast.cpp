@@ -1,11 +1,13 @@
 #include "autograd/autocast.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <utility>
 
 #include "autograd/grad_mode.h"
 #include "autograd/ops/support.h"
+#include "core/capture.h"
 #include "core/error.h"
 #include "core/format.h"
 
@@ -15,7 +17,7 @@ namespace {
 
 thread_local Autocast* innermost = nullptr;
 thread_local DType half_type = DType::f32;
-thread_local int scaled_losses = 0;
+std::atomic<int> scaled_losses = 0;  // a scaler may be made in one thread and used in another
 
 void warn_of_f16() {
     thread_local bool said = false;
@@ -27,7 +29,7 @@ void warn_of_f16() {
 }
 
 /// The same elements in another dtype and in the same order in memory, so that a transposed weight stays one.
-Tensor cast_in_place_order(const Tensor& x, DType dtype) {
+Tensor cast_in_memory_order(const Tensor& x, DType dtype) {
     if (x.ndim() != 2 || x.is_contiguous()) return detail::cast(x, dtype);
     const Tensor transposed = detail::transposed_alias(x);
     return transposed.is_contiguous() ? detail::transposed_alias(detail::cast(transposed, dtype))
@@ -51,21 +53,30 @@ Autocast::Autocast(DType dtype) : dtype_(dtype), outer_(innermost) {
 }
 
 Autocast::~Autocast() {
-    innermost = outer_;
-    half_type = outer_ == nullptr ? DType::f32 : outer_->dtype_;
+    // Blocks end in the opposite order, but objects on the heap need not.
+    Autocast** link = &innermost;
+    while (*link != nullptr && *link != this) link = &(*link)->outer_;
+    if (*link == this) *link = outer_;
+    half_type = innermost == nullptr ? DType::f32 : innermost->dtype_;
 }
 
 DType Autocast::dtype() noexcept { return half_type; }
 
 Tensor Autocast::rounded(const Tensor& x) {
-    if (!x.storage()->is_parameter()) return cast_in_place_order(x, dtype_);
+    if (x.storage()->is_parameter()) detail::RoundedParameters::note(x);
+    // What is recorded must be rounded in each replay.
+    if (!x.storage()->is_parameter() || detail::is_recording(x.device()) || detail::is_replaying(x.device()))
+        return cast_in_memory_order(x, dtype_);
     if (parameters_.size() >= sweep_at_) {
         std::erase_if(parameters_, [](const auto& entry) { return entry.second.source.expired(); });
         sweep_at_ = std::max<std::size_t>(64, 2 * parameters_.size());
     }
     Rounded& kept = parameters_[{x.storage().get(), x.offset(), x.shape(), x.strides()}];
-    if (kept.source.lock() != x.storage() || kept.version != x.storage()->version())
-        kept = {x.storage(), x.storage()->version(), cast_in_place_order(x, dtype_)};
+    if (kept.source.lock() != x.storage() || kept.version != x.storage()->version() ||
+        kept.values.storage()->version() != kept.values_version) {
+        const Tensor values = cast_in_memory_order(x, dtype_);
+        kept = {x.storage(), x.storage()->version(), values, values.storage()->version()};
+    }
     return kept.values.detach();
 }
 
@@ -82,6 +93,18 @@ namespace detail {
 Tensor autocast_wide(const Tensor& x) {
     const bool narrow = half_type != DType::f32 && x.defined() && is_half(x.dtype());
     return narrow ? in_place_of(x, cast(x, DType::f32)) : x;
+}
+
+namespace {
+thread_local RoundedParameters* innermost_notes = nullptr;
+}  // namespace
+
+RoundedParameters::RoundedParameters() noexcept : outer_(innermost_notes) { innermost_notes = this; }
+RoundedParameters::~RoundedParameters() { innermost_notes = outer_; }
+
+void RoundedParameters::note(const Tensor& parameter) {
+    for (RoundedParameters* notes = innermost_notes; notes != nullptr; notes = notes->outer_)
+        notes->uses_.emplace_back(parameter.storage(), parameter.storage()->version());
 }
 
 LossIsScaled::LossIsScaled() noexcept { ++scaled_losses; }

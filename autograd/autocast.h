@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -28,11 +30,11 @@ namespace potluck {
 /// of the forward pass, inside or outside of the block.
 ///
 /// f16 has a small range: small gradients become 0 in it, and an Autocast(DType::f16) that records gradients without a
-/// LossScaler (nn/train/loss_scaler.h) warns once in each thread.
+/// LossScaler (nn/train/loss_scaler.h) in the program warns once in each thread.
 ///
 /// What is rounded of a parameter is kept until the end of the outermost block of that dtype (2 bytes an element), and is
-/// rounded anew when the parameter has changed. Blocks nest: `Autocast off(DType::f32);` computes in the tensors' own
-/// dtypes.
+/// rounded anew when the parameter has changed. (A replay of recorded work changes parameters unseen: begin a new block
+/// after it.) Blocks nest: `Autocast off(DType::f32);` computes in the tensors' own dtypes.
 class Autocast {
 public:
     /// f16 or bf16, or f32 for none. Throws Error for another dtype.
@@ -52,6 +54,7 @@ private:
         std::weak_ptr<Storage> source;
         std::uint64_t version;
         Tensor values;
+        std::uint64_t values_version;  // of their storage: somebody may have changed them in place
     };
     using View = std::tuple<const Storage*, std::int64_t, Shape, Strides>;
 
@@ -80,7 +83,24 @@ auto autocast_operands(const Tensors&... operands) {
 /// Differentiable.
 Tensor autocast_wide(const Tensor& x);
 
-/// Gradients are being scaled in this thread while one lives, so f16 needs no warning.
+/// Notes the parameters that autocast() rounds in this thread while it lives, and whether they have changed since.
+class RoundedParameters {
+public:
+    RoundedParameters() noexcept;
+    ~RoundedParameters();
+    RoundedParameters(const RoundedParameters&) = delete;
+    RoundedParameters& operator=(const RoundedParameters&) = delete;
+
+    static void note(const Tensor& parameter);
+    using Uses = std::vector<std::pair<std::weak_ptr<Storage>, std::uint64_t>>;  // with their versions
+    Uses take() { return std::move(uses_); }
+
+private:
+    RoundedParameters* outer_;
+    Uses uses_;
+};
+
+/// Gradients are being scaled while one lives, so f16 needs no warning.
 class LossIsScaled {
 public:
     LossIsScaled() noexcept;

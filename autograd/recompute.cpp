@@ -11,6 +11,7 @@
 #include "autograd/autocast.h"
 #include "autograd/ops/support.h"
 #include "autograd/tape.h"
+#include "core/device_registry.h"
 #include "core/format.h"
 #include "core/op_scope.h"
 #include "core/random.h"
@@ -24,21 +25,12 @@ using Region = std::function<Tensor(const std::vector<Tensor>&)>;
 
 thread_local bool recomputing = false;
 
-class RecomputingScope {
-public:
-    RecomputingScope() : outer_(std::exchange(recomputing, true)) {}
-    ~RecomputingScope() { recomputing = outer_; }
-    RecomputingScope(const RecomputingScope&) = delete;
-    RecomputingScope& operator=(const RecomputingScope&) = delete;
-
-private:
-    bool outer_;
-};
-
-/// Of the generators that a region with these inputs may draw from.
-GeneratorStates states_of(std::vector<Tensor> inputs) {
-    std::erase_if(inputs, [](const Tensor& input) { return !input.defined(); });
-    return generator_states(inputs);
+/// Of all default generators: a region may draw on any device.
+GeneratorStates all_generator_states() {
+    GeneratorStates states;
+    for (const Device device : registered_devices())
+        states[name_of(device)] = default_generator(device).state();
+    return states;
 }
 
 /// Thrown through the region when it has made all that backward needs. No std::exception, which a region may catch.
@@ -47,8 +39,7 @@ struct Enough {};
 /// One call of a region: what it needs to run again, and what that brought.
 class Call {
 public:
-    Call(Region region, const std::vector<Tensor>& inputs)
-        : region_(std::move(region)), generators_(states_of(inputs)) {
+    Call(Region region, const std::vector<Tensor>& inputs) : region_(std::move(region)) {
         place_.name = "recompute";
         inputs_ = Saved(place_, {}, inputs);
     }
@@ -57,6 +48,8 @@ public:
 
     /// The place of the next tensor that an op of the region keeps.
     std::size_t next_place() { return places_++; }
+    /// Parameters that Autocast rounded in the first run, which the second one must find as they were.
+    void note(detail::RoundedParameters::Uses rounded) { rounded_ = std::move(rounded); }
     Tensor take(std::size_t place) {
         if (place >= made_.size() || !made_[place].defined()) run_again();
         return std::exchange(made_[place], Tensor());
@@ -65,14 +58,20 @@ public:
 private:
     void run_again() {
         const OpScope scope("recompute");
+        for (const auto& [storage, version] : rounded_)
+            if (const auto alive = storage.lock(); alive == nullptr || alive->version() != version)
+                throw Error(
+                    "recompute",
+                    "a parameter that the region uses was changed in place since. Call backward() before the "
+                    "optimizer's step.");
         std::vector<Tensor> inputs;
         for (std::size_t i = 0; i < inputs_.size(); ++i) inputs.push_back(inputs_[i]);
         const GradMode recording(true);
         const Autocast precision(precision_);
         const AnomalyCheck no_check(false);  // the first time was checked
         const RandomContextScope random(random_);
-        const RecomputingScope again;
-        const GeneratorStates now = states_of(inputs);
+        const detail::RecomputingScope again;
+        const GeneratorStates now = all_generator_states();
         set_generator_states(generators_);
 
         made_.assign(places_, Tensor());
@@ -102,7 +101,8 @@ private:
     Region region_;
     Node place_;  // names the region in errors
     Saved inputs_;
-    GeneratorStates generators_;
+    GeneratorStates generators_ = all_generator_states();
+    detail::RoundedParameters::Uses rounded_;
     RandomContext random_ = RandomContext::current();
     DType precision_ = Autocast::dtype();
     std::size_t places_ = 0;
@@ -118,6 +118,9 @@ struct Place {
 }  // namespace
 
 bool is_recomputing() noexcept { return recomputing; }
+
+detail::RecomputingScope::RecomputingScope() noexcept : outer_(std::exchange(recomputing, true)) {}
+detail::RecomputingScope::~RecomputingScope() { recomputing = outer_; }
 
 Tensor recompute(Region region, const std::vector<Tensor>& inputs) {
     if (!region) throw Error("recompute", "the region is empty. Give a function of the inputs.");
@@ -135,7 +138,9 @@ Tensor recompute(Region region, const std::vector<Tensor>& inputs) {
     Tensor y;
     {
         const SavedTensorHooks hooks(pack, unpack);
+        detail::RoundedParameters rounded;
         y = region(inputs);
+        call->note(rounded.take());
     }
     if (!y.defined() || y.node() == nullptr) return y;
     // The region's end shows on the tape.

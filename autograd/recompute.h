@@ -26,6 +26,22 @@ Tensor recompute(std::function<Tensor(const std::vector<Tensor>& inputs)> region
                  const std::vector<Tensor>& inputs);
 Tensor recompute(std::function<Tensor(const Tensor& input)> region, const Tensor& input);
 
+namespace detail {
+
+/// What runs while it lives is being computed again.
+class RecomputingScope {
+public:
+    RecomputingScope() noexcept;
+    ~RecomputingScope();
+    RecomputingScope(const RecomputingScope&) = delete;
+    RecomputingScope& operator=(const RecomputingScope&) = delete;
+
+private:
+    bool outer_;
+};
+
+}  // namespace detail
+
 /// Whether a region is being computed again in this thread: what it counted the first time is not to be counted twice.
 bool is_recomputing() noexcept;
 

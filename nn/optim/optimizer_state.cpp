@@ -155,15 +155,16 @@ void Optimizer::exchange_masters(nn::StateDict& state, nn::StateDict& weights) c
         const auto weight = weights.find(slot.name);
         const auto master = state.find(name);
         const bool has_master = master != state.end();
-        if (weight == weights.end() || needs_master(slot.parameter) == has_master) continue;
+        if (weight == weights.end() || (!needs_master(slot.parameter) && !has_master)) continue;
         if (!has_master) {
             // Without an update there are no moments either.
             const auto steps = state.find(fmt::format("{}/{}", steps_name, slot.name));
             if (steps != state.end() && steps->second.count() == 1 && steps->second.item() > 0.0)
                 state[name] = weight->second;
         } else if (master->second.shape() == weight->second.shape()) {
+            // The weights are rounded from the master, here perhaps to another dtype than where they were saved.
             weight->second = newest(master->second, weight->second);
-            state.erase(master);
+            if (!needs_master(slot.parameter)) state.erase(master);
         }
     }
 }

@@ -6,6 +6,7 @@
 #include "autograd/autocast.h"
 #include "autograd/grad_mode.h"
 #include "autograd/ops/cross_entropy.h"
+#include "autograd/recompute.h"
 #include "autograd/tape.h"
 #include "core/async_copy.h"
 #include "core/dtype_policy.h"
@@ -51,6 +52,7 @@ public:
             place.coming.wait_on(StreamKind::compute);
             place.coming = CopyHandle();
             place.parameter.set_elements(place.visiting);
+            place.version = place.visiting.storage()->version();
             place.inside = true;
         }
     }
@@ -70,6 +72,10 @@ public:
                 const Tensor gradient = place.parameter.grad();
                 if (gradient.defined())
                     place.gradient = copied_to(place.home.device(), gradient, place.going);
+                if (place.visiting.storage()->version() != place.version) {  // a buffer that was written
+                    const NoGrad guard;
+                    place.home.copy_(place.visiting);
+                }
                 go_home(place);
             }
             place.visiting = place.home = Tensor();
@@ -89,6 +95,7 @@ private:
         Tensor parameter;
         Tensor home = {}, visiting = {};  // its elements there and here, while it is away
         bool inside = false;
+        std::uint64_t version = 0;  // of what is visiting, when it came
         bool has_buffer = false;
         CopyHandle coming = {}, going = {};
         Tensor gradient = {};  // on its way home
@@ -132,25 +139,30 @@ public:
 
     /// The sum of the losses of all micro-batches, (1) f64 on the device, without gradients; the inputs of the blocks are
     /// dropped as soon as they have been used.
-    Tensor evaluate() {
+    LossSum evaluate() {
         const NoGrad guard;
         forward(/*keep=*/false);
         const Tensor sum = zeros({1}, {DType::f64, device_});
+        std::int64_t count = 0;
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             const RandomItemsScope items = items_of(m);
-            sum.add_(loss_of(shelf_.take(place(layers_, m)), m).sum);
+            const LossSum loss = loss_of(shelf_.take(place(layers_, m)), m);
+            sum.add_(loss.sum);
+            count += loss.count;
         }
-        return sum;
+        outside().leave();
+        return {sum, count};
     }
 
     /// The same with the gradients of `loss_scale` times the sum.
-    Tensor add_gradients(double loss_scale, PhaseTimer& timer) {
+    LossSum add_gradients(double loss_scale, PhaseTimer& timer) {
         timer.begin(Phase::forward);
         {
             const NoGrad guard;
             forward(/*keep=*/true);
         }
         const Tensor sum = zeros({1}, {DType::f64, device_});
+        std::int64_t count = 0;
         outside().collect_gradients();
         timer.begin(Phase::backward);
         for (std::size_t m = 0; m < batches_.size(); ++m) {
@@ -160,7 +172,8 @@ public:
             const LossSum loss = loss_of(x, m);
             backward(loss.sum, {.gradient = scaled_gradient(loss.sum, loss_scale)});
             sum.add_(loss.sum.detach());
-            shelf_.put(place(layers_, m), x.grad());
+            count += loss.count;
+            pass_on(m, place(layers_, m), x);
         }
         for (std::size_t i = layers_; i-- > 0;) {
             stages_[i].enter();
@@ -168,25 +181,28 @@ public:
             stages_[i].collect_gradients();
             for (std::size_t m = 0; m < batches_.size(); ++m) {
                 const RandomItemsScope items = items_of(m);
+                if (!flows_[m]) continue;
                 shelf_.prefetch(place(i, m + 1));
                 shelf_.prefetch(place(i + 1, m + 1));
                 const Tensor x = shelf_.take(place(i, m)).set_requires_grad();
                 const Tensor dy = shelf_.take(place(i + 1, m));
-                backward(run(i, x), {.gradient = dy});
-                shelf_.put(place(i, m), x.grad());
+                const Tensor y = run_again([&] { return run(i, x); });
+                if (y.requires_grad()) backward(y, {.gradient = dy});
+                pass_on(m, place(i, m), x);
             }
             stages_[i].leave();
         }
         for (std::size_t m = 0; m < batches_.size(); ++m) {
+            if (!flows_[m]) continue;
             const RandomItemsScope items = items_of(m);
             const Tensor dy = shelf_.take(place(0, m));
-            const Tensor x = model_.embed(batches_[m].inputs.to(device_), 0);
+            const Tensor x = run_again([&] { return model_.embed(batches_[m].inputs.to(device_), 0); });
             if (x.requires_grad()) backward(x, {.gradient = dy});
         }
         outside().leave();
         for (Residence& stage : stages_) stage.settle();
         timer.end();
-        return sum;
+        return {sum, count};
     }
 
 private:
@@ -204,7 +220,22 @@ private:
         return model_.layer(index).forward(x, nullptr, index);
     }
     LossSum loss_of(const Tensor& x, std::size_t m) {
-        return loss_(model_.head(model_.finish(x)), batches_[m].targets.to(device_), batches_[m].counted);
+        const Tensor& targets = batches_[m].targets;
+        return loss_(model_.head(model_.finish(x)), targets.defined() ? targets.to(device_) : targets,
+                     batches_[m].counted);
+    }
+
+    /// Running statistics count the first run of a block alone.
+    template <class Run>
+    static Tensor run_again(const Run& run) {
+        const detail::RecomputingScope again;
+        return run();
+    }
+    /// Puts the gradient of x on the shelf for what comes before; without one, micro-batch m goes no further back.
+    void pass_on(std::size_t m, std::size_t place, const Tensor& x) {
+        const Tensor gradient = x.grad();
+        flows_[m] = gradient.defined();
+        if (flows_[m]) shelf_.put(place, gradient);
     }
 
     /// Puts what the head gets on the shelf, and with `keep` the inputs of all blocks.
@@ -233,7 +264,9 @@ private:
     std::size_t layers_;
     std::vector<MicroBatch> batches_;
     Shelf shelf_;
-    std::vector<Residence> stages_;  // the blocks, and one of all that is outside
+    std::vector<bool> flows_ =
+        std::vector<bool>(batches_.size(), true);  // a gradient goes on back, by micro-batch
+    std::vector<Residence> stages_;                // the blocks, and one of all that is outside
 };
 
 LayeredAccumulation::LayeredAccumulation(nn::LanguageModel& model, optim::Optimizer& optimizer,
@@ -255,6 +288,22 @@ LayeredAccumulation::LayeredAccumulation(nn::LanguageModel& model, optim::Optimi
                     fmt::format("the model is on {} and is to be computed on {}. Move it there, or let "
                                 "offload_parameters bring its blocks one by one.",
                                 home, *options.device));
+    if (options.offload_parameters) {
+        std::vector<Tensor> seen;
+        for (const std::vector<Tensor>& stage : parameters_of_stages()) {
+            for (const Tensor& parameter : stage) {
+                if (std::any_of(seen.begin(), seen.end(),
+                                [&](const Tensor& x) { return x.is_same(parameter); }))
+                    throw Error(
+                        "layered_accumulation",
+                        fmt::format(
+                            "two blocks share a parameter {}, which cannot be on the device for one and "
+                            "at home for the other. Leave offload_parameters out.",
+                            pretty(parameter.shape())));
+                seen.push_back(parameter);
+            }
+        }
+    }
     model_.assign_random_sites();
 }
 
@@ -272,6 +321,9 @@ std::vector<std::vector<Tensor>> LayeredAccumulation::parameters_of_stages() con
         for (const Tensor& parameter : stages.back())
             std::erase_if(outside, [&](const Tensor& other) { return other.is_same(parameter); });
     }
+    // Buffers belong to the whole model: blocks share tables.
+    if (options_.offload_parameters)
+        for (const nn::NamedTensor& buffer : model_.named_buffers()) outside.push_back(buffer.tensor);
     stages.push_back(std::move(outside));
     return stages;
 }
@@ -279,7 +331,7 @@ std::vector<std::vector<Tensor>> LayeredAccumulation::parameters_of_stages() con
 UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batches,
                                          const UpdateRequest& request) {
     const std::vector<Tensor> parameters = model_.parameters();
-    const GeneratorStates generators = generator_states(parameters);
+    StateBefore before(model_, parameters, buffer_copies_);
     try {
         const RandomUpdateScope random_update(request.number);
         const RandomSiteScope site(model_.random_site());
@@ -288,24 +340,24 @@ UpdateResult LayeredAccumulation::update(std::span<const data::Batch> micro_batc
         const std::int64_t targets = counted_targets(batches);
         if (targets > 0) {
             const double loss_scale = step_.begin(targets);
-            Tensor sum;
+            LossSum loss;
             PhaseTimer pass_timer(device());
             {
                 const Autocast precision(dtype_of(options_.precision));
-                sum = Pass(*this, batches).add_gradients(loss_scale, pass_timer);
+                loss = Pass(*this, batches).add_gradients(loss_scale, pass_timer);
             }
             const Device home = parameters.front().device();
-            const Tensor losses[] = {sum.to(home)};
+            const Tensor losses[] = {loss.sum.to(home)};
             PhaseTimer step_timer(home);
-            result = step_.finish(request, home, targets, losses, step_timer);
+            result = step_.finish(request, home, loss.count, losses, step_timer);
             result.time += pass_timer.seconds();
         }
-        if (result.outcome != UpdateResult::Outcome::applied) set_generator_states(generators);
+        if (result.outcome != UpdateResult::Outcome::applied) before.restore();
         optimizer_.zero_grad();
         model_.zero_grad();
         return result;
     } catch (...) {
-        set_generator_states(generators);
+        before.restore();
         optimizer_.zero_grad();
         model_.zero_grad();
         throw;
@@ -320,8 +372,9 @@ LossTotal LayeredAccumulation::evaluate(data::Loader& loader) {
     for (const data::Batch& batch : loader.pass()) {
         const std::vector<MicroBatch> batches = counted_micro_batches(std::span(&batch, 1));
         if (batches.empty()) continue;
-        total.sum += Pass(*this, batches).evaluate().item();
-        total.count += batches.front().counted;
+        const LossSum loss = Pass(*this, batches).evaluate();
+        total.sum += loss.sum.item();
+        total.count += loss.count;
     }
     set_generator_states(generators);
     return total;

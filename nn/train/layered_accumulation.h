@@ -14,6 +14,7 @@
 #include "nn/train/loss.h"
 #include "nn/train/loss_scaler.h"
 #include "nn/train/precision.h"
+#include "nn/train/state_before.h"
 #include "nn/train/update_step.h"
 
 namespace potluck {
@@ -38,12 +39,14 @@ struct LayeredOptions {
 /// using a New Execution Algorithm", 2020). With `offload_parameters` a model that is larger than the device's memory trains.
 /// What comes next is read ahead on the copy stream.
 ///
-/// The gradients are those of OneDevice, dropout included, up to the order in which micro-batches are added.
+/// The gradients are those of OneDevice, dropout of modules included, up to the order in which micro-batches are added. (A
+/// function dropout() in a block draws as if each block were the first.) With `offload_parameters` a block's parameters are
+/// used by that block alone.
 class LayeredAccumulation final : public Execution {
 public:
     /// `loss` is a function of (logits, targets) as for a Trainer; none: the mean cross-entropy over the targets that are not
-    /// -100. Keeps references: model and optimizer must outlive it. Throws Error when the model is not on `host` though its
-    /// parameters are to be offloaded.
+    /// -100. Keeps references: model and optimizer must outlive it. Throws Error when parameters are to be offloaded and the
+    /// model is not on `host`, or two blocks share one.
     LayeredAccumulation(nn::LanguageModel& model, optim::Optimizer& optimizer, LossFunction loss = {},
                         const LayeredOptions& options = {});
     ~LayeredAccumulation() override;
@@ -66,6 +69,7 @@ private:
     LossFunction loss_;
     LayeredOptions options_;
     UpdateStep step_;
+    std::vector<StateBefore::BufferCopy> buffer_copies_;  // of the last update
 };
 
 }  // namespace potluck

@@ -56,12 +56,13 @@ void LossScaler::set_state(const LossScalerState& state) {
                         state.scale, state.good_updates, state.skipped_in_a_row));
     state_ = state;
     state_.scale = std::clamp(state.scale, options_.smallest, options_.largest);
-    stepped_ = skipped_ = false;
+    scaled_ = stepped_ = skipped_ = false;
 }
 
 double LossScaler::begin_update() {
     state_ = state();
     stepped_ = skipped_ = false;
+    scaled_ = true;
     return state_.scale;
 }
 
@@ -93,6 +94,10 @@ void LossScaler::backward(const Tensor& loss) {
 }
 
 bool LossScaler::step(optim::Optimizer& optimizer, const StepOptions& options) {
+    if (!scaled_)
+        throw Error("loss_scaler",
+                    "step() divides the gradients by the loss scale, but this scaler has made none. Call "
+                    "scaler.backward(loss) instead of loss.backward().");
     const std::vector<Tensor> gradients = optimizer.gradients();
     const Device device = gradients.empty() ? Device::cpu() : gradients.front().device();
     UpdateControl control(device, optimizer.steps());

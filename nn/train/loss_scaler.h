@@ -49,7 +49,7 @@ Tensor scaled_gradient(const Tensor& loss, double scale);
 ///
 /// backward() may be called several times before step() (accumulation): they have one scale, and an overflow in any of them
 /// skips the whole window. With several optimizers each steps by its own gradients; the scale changes once, at the next
-/// backward(): it is lowered when one of them was skipped. Until then grad() holds the gradients times scale().
+/// backward(), so let all of them step before that: it is lowered when one of them was skipped. Until then grad() holds the gradients times scale().
 class LossScaler {
 public:
     /// Throws Error for options out of range.
@@ -68,7 +68,7 @@ public:
     };
     /// An update with the gradients divided by the scale, or none when they are not finite: then parameters and optimizer
     /// stay as they are. Returns whether it took place. Drop the gradients afterwards as ever. Throws Error when
-    /// `give_up_after` updates in a row were skipped.
+    /// `give_up_after` updates in a row were skipped, and when there was no backward() of this scaler yet.
     bool step(optim::Optimizer& optimizer, const StepOptions& options);
     bool step(optim::Optimizer& optimizer) { return step(optimizer, {}); }
     /// The norm of all gradients of an optimizer, without the scale. Not finite after an overflow.
@@ -92,6 +92,7 @@ private:
 
     LossScalerOptions options_;
     LossScalerState state_;
+    bool scaled_ = false;                     // gradients were made with this scale
     bool stepped_ = false, skipped_ = false;  // since the last backward()
     detail::LossIsScaled is_scaled_;
 };

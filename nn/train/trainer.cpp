@@ -360,7 +360,7 @@ TrainingSummary Trainer::finish(Run& run) {
     if (!run.folder) return summary;
     run.folder->write(summary);
     write_report(run, finished ? "finished" : fmt::format("stopped at step {}", step_), summary,
-                 options_.pictures ? options_.pictures() : std::vector<ReportPicture>());
+                 /*with_pictures=*/true);
     return summary;
 }
 
@@ -377,15 +377,17 @@ TrainingSummary Trainer::summary_of(const Run& run) const {
 
 /// A report that cannot be made or written ends no training.
 void Trainer::write_report(Run& run, const std::string& status, const TrainingSummary& summary,
-                           std::vector<ReportPicture> pictures) const {
+                           bool with_pictures) const {
     const PhaseScope saving(run.meter.time(), Phase::saving);
     try {
+        std::vector<ReportPicture> pictures;
+        if (with_pictures && options_.pictures) pictures = options_.pictures();
         run.folder->write_report(report_page(run.history, {.title = options_.run_folder,
                                                            .status = status,
                                                            .summary = summary,
                                                            .settings = settings(),
                                                            .pictures = std::move(pictures)}));
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
         run.progress.warn(fmt::format("there is no new report: {}", error.what()));
     }
 }

@@ -116,7 +116,7 @@ private:
     TrainingSummary finish(Run& run);
     TrainingSummary summary_of(const Run& run) const;
     void write_report(Run& run, const std::string& status, const TrainingSummary& summary,
-                      std::vector<ReportPicture> pictures = {}) const;
+                      bool with_pictures = false) const;
     std::vector<std::pair<std::string, std::string>> settings() const;
 
     bool is_done() const;

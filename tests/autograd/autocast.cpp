@@ -3,8 +3,12 @@
 #include "autograd/autocast.h"
 
 #include <cmath>
+#include <functional>
+#include <memory>
 
 #include "autograd/recompute.h"
+#include "core/capture.h"
+#include "core/memory.h"
 #include "tests/autograd/support.h"
 #include "tests/on_device.h"
 
@@ -196,4 +200,41 @@ TEST_CASE("autocast: what is kept of parameters goes at the end of the block") {
         CHECK(memory_statistics(Device::cpu()).current - before == 20000);  // once
     }
     CHECK(memory_statistics(Device::cpu()).current == before);
+}
+
+TEST_CASE("autocast: what somebody does to a rounded parameter does not reach the ops") {
+    const Autocast guard(DType::bf16);
+    const NoGrad no_grad;
+    const Tensor w = ones({2, 2}).set_requires_grad();
+    const Tensor rounded_w = autocast(w);
+    rounded_w.mul_(0.0);
+    CHECK(matmul(ones({1, 2}), w).to_vector() == test::Values{2, 2});
+}
+
+TEST_CASE("autocast: guards on the heap may end in any order") {
+    auto first = std::make_unique<Autocast>(DType::bf16);
+    auto second = std::make_unique<Autocast>(DType::f32);
+    first.reset();
+    CHECK(Autocast::dtype() == DType::f32);
+    second.reset();
+    CHECK(Autocast::dtype() == DType::f32);
+    const Autocast third(DType::bf16);
+    CHECK(autocast(ones({1})).dtype() == DType::bf16);
+}
+
+TEST_CASE("autocast: each replay of recorded work rounds what the parameters are by then") {
+    on_each_device([] {
+        const Autocast guard(DType::bf16);
+        const NoGrad no_grad;
+        const Tensor x = ones({1, 4}).to(test_device()),
+                     w = ones({4, 4}).to(test_device()).set_requires_grad();
+        Tensor y = matmul(x, w);  // kept by the block
+        const auto work = capture(test_device(), [&] { y = matmul(x, w); });
+        w.fill_(2.0);
+        work->replay();
+        CHECK(y.to_vector() == test::Values{8, 8, 8, 8});
+        CHECK(matmul(x, w).to_vector() == test::Values{8, 8, 8, 8});
+        work->replay();
+        CHECK(y.to_vector() == test::Values{8, 8, 8, 8});
+    });
 }

@@ -130,3 +130,24 @@ TEST_CASE("offload: a tensor that was changed since and options out of range are
     CHECK(contains(error_of([] { const Offload guard({.smallest = -1}); }), "[offload] smallest is -1"));
     CHECK(contains(error_of([] { const Offload guard({.read_ahead = -2}); }), "read_ahead is -2"));
 }
+
+TEST_CASE("offload: one guard around a loop keeps nothing of the graphs that are gone") {
+    on_each_device([] {
+        Stack stack(3, 32);
+        const Tensor x = numbers({64, 32}, 9);
+        const Offload guard({.smallest = 0});
+        std::int64_t away = 0, at_home = 0;
+        for (int i = 0; i < 8; ++i) {
+            x.fill_(0.1 * i);  // the batch's memory is used again
+            stack.loss(x, false).backward();
+            (void)stack.take_gradients();
+            backend(home()).synchronize();
+            if (i == 2) {
+                away = memory_statistics(Device::cpu()).current;
+                at_home = memory_statistics(home()).current;
+            }
+        }
+        CHECK(memory_statistics(Device::cpu()).current <= away);
+        CHECK(memory_statistics(home()).current <= at_home);
+    });
+}

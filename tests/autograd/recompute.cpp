@@ -257,3 +257,29 @@ TEST_CASE("recompute: under NoGrad a plain call; a changed input or another regi
     CHECK_FALSE(w.grad().defined());
     CHECK(contains(error_of([&] { recompute(std::function<Tensor(const Tensor&)>(), x); }), "empty"));
 }
+
+TEST_CASE("recompute: a parameter that was changed since is found under Autocast, too") {
+    const Tensor w = ones({2, 2}).set_requires_grad(), x = ones({1, 2}).set_requires_grad();
+    Tensor y;
+    {
+        const Autocast guard(DType::bf16);
+        y = recompute([&](const Tensor& in) { return gelu(matmul(in * 1.0, w)); }, x).sum();
+    }
+    {
+        const NoGrad guard;
+        w.mul_(0.0);
+    }
+    CHECK(contains(error_of([&] { y.backward(); }),
+                   "[recompute] a parameter that the region uses was changed"));
+}
+
+TEST_CASE("recompute: masks of a region on another device than its inputs are drawn again") {
+    const Device other = add_cpu_device();
+    const Tensor w = ones({16, 16}).to(other).set_requires_grad(), x = ones({4, 16});
+    const Tensor y = recompute(
+        [&](const Tensor& in) { return dropout(square(dropout(in.to(other), 0.5) * w.sum()), 0.5); }, x);
+    const double loss = y.sum().item();
+    y.sum().backward();
+    // y = (mask x sum(w))^2 mask, so dy/dw = 2 y / sum(w) for each element of w.
+    CHECK(w.grad().to_vector()[0] == doctest::Approx(2 * loss / 256));
+}

@@ -363,10 +363,10 @@ def fits():
     require(f"micro-batches of {batch} items" in output, output)
     larger = ["--text", text_file, *sizes, "--batch", batch + 2, "--memory-budget", 5]
     refused(larger, "more than the budget of 5.00 MB", f"Micro-batches of {batch} fit", "Recomputation")
-    output = succeed([train_gpt, *larger, "--recompute", "auto", "--run-folder", "auto", "--steps", 2,
+    output = succeed([train_gpt, *larger, "--recompute", "auto", "--run-folder", "chosen", "--steps", 2,
                       "--sample-tokens", 0], cwd=folder)
     require(megabytes(output, "measured peak") <= 5, output)
-    require(json.loads((folder / "auto" / "settings.json").read_text())["recompute"] in ("parts", "blocks"), output)
+    require(json.loads((folder / "chosen" / "settings.json").read_text())["recompute"] in ("parts", "blocks"), output)
     require("resumed from" in train("--resume", "fit", "--steps", 6, "--sample-tokens", 0).stdout, "not resumed")
 
 

@@ -110,6 +110,12 @@ TEST_CASE("recompute policy: recomputing every block leaves at most a quarter of
 
 TEST_CASE("recompute policy: what cannot be is refused") {
     nn::GPT2 model = gpt();
+    model.set_recompute({.what = What::blocks});
+    const Tensor text = zeros({1, 4}, {DType::i64});
+    const Tensor trained = model.loss(text, text);
+    model.eval();
+    check_error([&] { trained.backward(); }, {"[recompute]", "eval()"});
+    model.train();
     check_error([&] { model.set_recompute({.what = What::blocks, .together = 0}); },
                 {"[set_recompute]", "0"});
     Tensor loss;

@@ -163,6 +163,14 @@ TEST_CASE("loss scaler: options and states out of range are refused") {
     check_error([] { LossScaler().backward(ones({2}).set_requires_grad()); }, {"(2)", "sum()"});
 }
 
+TEST_CASE("loss scaler: a step by gradients that it did not make is refused") {
+    LossScaler scaler;
+    Weights model({1, 2});
+    sum(model.w).backward();
+    check_error([&] { scaler.step(model.optimizer); }, {"[loss_scaler]", "scaler.backward(loss)"});
+    CHECK(model.values() == std::vector<double>{1, 2});
+}
+
 // ---- in a Trainer ----
 
 namespace {
