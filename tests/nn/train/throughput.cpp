@@ -128,7 +128,7 @@ TEST_CASE("throughput: measuring what the device can do counts into no peak of m
 
 TEST_CASE("throughput: the report names the input when the training waits for it, and only then") {
     const TemporaryFolder folder;
-    const Trained waits = train(folder / "waits", slow_items(3), {.steps = 10}, 1);
+    const Trained waits = train(folder / "waits", slow_items(30), {.steps = 10}, 1);
     REQUIRE(waits.summary.bottleneck.has_value());
     CHECK(waits.summary.bottleneck->kind == Bottleneck::Kind::input);
     CHECK(waits.report.find("The limit is input.") != std::string::npos);
