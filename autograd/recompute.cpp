@@ -122,7 +122,7 @@ bool is_recomputing() noexcept { return recomputing; }
 detail::RecomputingScope::RecomputingScope() noexcept : outer_(std::exchange(recomputing, true)) {}
 detail::RecomputingScope::~RecomputingScope() { recomputing = outer_; }
 
-Tensor recompute(Region region, const std::vector<Tensor>& inputs) {
+Tensor recompute(const Region& region, const std::vector<Tensor>& inputs) {
     if (!region) throw Error("recompute", "the region is empty. Give a function of the inputs.");
     if (!is_grad_enabled()) return region(inputs);
     const auto call = std::make_shared<Call>(region, inputs);

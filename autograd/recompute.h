@@ -22,7 +22,7 @@ namespace potluck {
 ///
 /// `region` lives as long as the graph: what it captures by reference must, too. Backward throws Error when an input was
 /// changed in place since, or when the region does something else the second time.
-Tensor recompute(std::function<Tensor(const std::vector<Tensor>& inputs)> region,
+Tensor recompute(const std::function<Tensor(const std::vector<Tensor>& inputs)>& region,
                  const std::vector<Tensor>& inputs);
 Tensor recompute(std::function<Tensor(const Tensor& input)> region, const Tensor& input);
 

@@ -29,7 +29,7 @@ namespace potluck {
 /// name itself, and the way to it through the headers.) `dependent` must name a parameter of the overload's template.
 template <detail::Text text, auto dependent>
 struct Refused {
-    consteval Refused() {}  // NOLINT(cppcoreguidelines-pro-type-member-init): on purpose
+    consteval Refused() {}  // NOLINT(*-member-init,modernize-use-equals-default): on purpose
     int without_value;
 };
 
