@@ -137,7 +137,7 @@ std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& te
     const data::Batch sample = sample_batch(settings, text);
     const BudgetOptions options{.precision = parse_precision(settings.precision),
                                 .accumulate = settings.accumulate,
-                                .read_ahead = 2 * settings.workers};
+                                .read_ahead = std::int64_t{2} * settings.workers};
     if (settings.recompute == "auto")
         settings.recompute = name_of(choose_recompute(model, optimizer, sample, bytes, options));
     try {

@@ -130,6 +130,7 @@ Module::Module(Module&& other) noexcept
       presence_(std::move(other.presence_)),
       original_(&other.copied_type()) {}
 
+// NOLINTNEXTLINE(bugprone-unhandled-self-assignment): to itself it changes nothing
 Module& Module::operator=(const Module& other) {
     check_assignment(other);
     training_ = other.training_;

@@ -85,7 +85,7 @@ public:
     Presence() = default;
     Presence(const Presence&) noexcept {}
     Presence(Presence&& other) noexcept { other.token_.reset(); }
-    // assignment copies nothing
+    // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): nothing is taken from the other
     Presence& operator=(const Presence&) noexcept { return *this; }
     Presence& operator=(Presence&& other) noexcept {
         other.token_.reset();
