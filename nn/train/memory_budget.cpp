@@ -12,6 +12,7 @@
 #include "core/memory.h"
 #include "core/memory_trace.h"
 #include "core/random_scope.h"
+#include "nn/train/gradient_buffers.h"
 #include "nn/train/loss_scaler.h"
 #include "nn/train/state_before.h"
 
@@ -45,15 +46,8 @@ struct TrainingMode {
 /// Buffers in f32 for the gradients of half types while it lives, as an update has them.
 class GradientBuffers {
 public:
-    explicit GradientBuffers(const std::vector<Tensor>& parameters) {
-        for (const Tensor& parameter : parameters) {
-            if (!is_half(parameter.dtype()) || !parameter.requires_grad() ||
-                parameter.node()->gradient_buffer.defined())
-                continue;
-            set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
-            buffered_.push_back(parameter);
-        }
-    }
+    explicit GradientBuffers(const std::vector<Tensor>& parameters)
+        : buffered_(add_gradient_buffers(parameters)) {}
     ~GradientBuffers() {
         for (Tensor parameter : buffered_) {
             parameter.set_grad({});

@@ -14,6 +14,7 @@
 #include "core/random.h"
 #include "core/random_scope.h"
 #include "nn/forgotten_leaves.h"
+#include "nn/train/gradient_buffers.h"
 #include "nn/train/memory_budget.h"
 #include "nn/train/micro_batches.h"
 #include "nn/train/state_before.h"
@@ -59,23 +60,14 @@ OneDevice::~OneDevice() {
     }
 }
 
-void OneDevice::set_gradient_buffers(std::span<const Tensor> parameters) {
-    for (const Tensor& parameter : parameters) {
-        if (!is_half(parameter.dtype()) || !parameter.requires_grad() ||
-            parameter.node()->gradient_buffer.defined())
-            continue;
-        set_gradient_buffer(parameter, empty(parameter.shape(), {DType::f32, parameter.device()}));
-        buffered_.push_back(parameter);
-    }
-}
-
 UpdateResult OneDevice::update(std::span<const data::Batch> micro_batches, const UpdateRequest& request) {
     const std::vector<Tensor> parameters =
         module_.parameters();  // looked up anew: they may be others than before
     const Device device = parameters.front().device();
     StateBefore before(module_, parameters, buffer_copies_);
     try {
-        set_gradient_buffers(parameters);
+        const std::vector<Tensor> given = add_gradient_buffers(parameters);
+        buffered_.insert(buffered_.end(), given.begin(), given.end());
         PhaseTimer timer(device);
         std::vector<Tensor> losses;
         const std::int64_t targets = add_gradients(micro_batches, request, device, timer, losses);

@@ -50,7 +50,6 @@ public:
     void set_loss_scaler_state(const LossScalerState& state) override;
 
 private:
-    void set_gradient_buffers(std::span<const Tensor> parameters);
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,
                                Device device, PhaseTimer& timer, std::vector<Tensor>& losses);
 
