@@ -73,3 +73,5 @@
 #include "nn/train/report.h"
 #include "nn/train/run_folder.h"
 #include "nn/train/trainer.h"
+#include "nn/train/trial.h"
+#include "nn/train/tuner.h"

@@ -1,12 +1,12 @@
 // A small network learns to read handwritten digits (examples/data/README.md names their source).
-//
-//     3_mlp [PATH [EPOCHS]]     examples/data/digits.txt and 20 unless given
+// `3_mlp --help` lists the options.
 
 #include <potluck.h>
 
-#include <cstdlib>
 #include <iostream>
+#include <memory>
 
+#include "examples/command_line.h"
 #include "examples/digits.h"
 
 using namespace potluck;
@@ -14,16 +14,57 @@ using digits::Digits;
 
 namespace {
 
+struct Settings : training::Options {
+    std::string path = "examples/data/digits.txt";
+    int epochs = 20;
+};
+
+std::optional<int> read_command_line(int argc, char** argv, Settings& settings) {
+    CLI::App app("Trains a small network to read handwritten digits.");
+    app.option_defaults()->always_capture_default();
+    app.add_option("PATH", settings.path, "the file of the digits");
+    app.add_option("EPOCHS", settings.epochs, "how often every digit is learned from")
+        ->check(command_line::at_least(1));
+    command_line::add_training_options(app, settings, "images");
+    return command_line::read_training(app, argc, argv, settings);
+}
+
 struct Net : nn::Module {
     nn::Linear up{64, 64}, down{64, 10};
     void members(nn::Members& m) override { m("up", up)("down", down); }
     Tensor forward(const Tensor& x) override { return down(relu(up(x))); }
+    Tensor loss(const Tensor& x, const Tensor& digits) override { return cross_entropy((*this)(x), digits); }
 };
+
+optim::AdamW make_optimizer(const Net& net, const Settings& settings) {
+    return optim::AdamW(net, {.learning_rate = settings.learning_rate, .weight_decay = 0.1});
+}
+
+data::Loader make_loader(const Digits& digits, const Settings& settings) {
+    return data::Loader(data::TensorDataset(digits.images, digits.labels), {.batch = settings.batch,
+                                                                            .shuffle = true,
+                                                                            .workers = settings.workers,
+                                                                            .device = device_of(settings)});
+}
+
+/// A training for a trial of --tune.
+TrialTraining make_trial(const digits::Split& split, Settings settings, const TunerSetting& setting) {
+    settings.batch = setting.batch;
+    settings.workers = setting.workers;
+    auto net = std::make_unique<Net>();
+    net->to(device_of(settings));
+    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(*net, settings));
+    return {.module = std::move(net),
+            .optimizer = std::move(optimizer),
+            .loader = std::make_unique<data::Loader>(make_loader(split.train, settings)),
+            .validation = std::make_unique<data::Loader>(make_loader(split.test, settings))};
+}
 
 /// The fraction of images whose largest logit is the right digit.
 double accuracy(Net& net, const Digits& digits) {
     const NoGrad not_recorded;
-    return mean(argmax(net(digits.images), 1) == digits.labels).item();
+    const Device device = net.up.weight.device();
+    return mean(argmax(net(digits.images.to(device)), 1) == digits.labels.to(device)).item();
 }
 
 void show(const Tensor& image) {
@@ -37,24 +78,34 @@ void show(const Tensor& image) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    const Digits all = digits::read_digits(argc > 1 ? argv[1] : "examples/data/digits.txt");
-    const int epochs = argc > 2 ? std::atoi(argv[2]) : 20;
-    if (epochs < 1) throw Error("epochs", "must be a whole number of at least 1.");
-    const auto [train, test] = digits::split(all);
+    Settings settings;
+    if (const std::optional<int> status = read_command_line(argc, argv, settings)) return *status;
+    set_threads(settings.threads);
+    const digits::Split split = digits::split(digits::read_digits(settings.path));
+    const auto& [train, test] = split;
+    if (settings.tune)
+        return training::tune(
+            settings, [&](const TunerSetting& setting) { return make_trial(split, settings, setting); },
+            setting_of(settings));
 
     manual_seed(42);
     Net net;
     std::cout << net << "\n";
-    optim::AdamW optimizer(net, {.learning_rate = 3e-3, .weight_decay = 0.1});
-    data::Loader loader(data::TensorDataset(train.images, train.labels),
-                        {.batch = 64, .shuffle = true, .workers = 2});
+    net.to(device_of(settings));
+    optim::AdamW optimizer = make_optimizer(net, settings);
+    data::Loader loader = make_loader(train, settings);
+    LossScaler scaler(scaler_options(settings));
 
-    for (int epoch = 1; epoch <= epochs; ++epoch) {
+    for (int epoch = 1; epoch <= settings.epochs; ++epoch) {
         double sum = 0;
         for (auto [x, y] : loader) {
-            Tensor loss = cross_entropy(net(x), y);
-            loss.backward();
-            optimizer.step();
+            Tensor loss;
+            {
+                const Autocast products_in(dtype_of(parse_precision(settings.precision)));
+                loss = net.loss(x, y);
+            }
+            scaler.backward(loss);
+            scaler.step(optimizer);
             optimizer.zero_grad();
             sum += loss.item() * static_cast<double>(x.size(0));
         }
@@ -67,10 +118,12 @@ int main(int argc, char** argv) try {
 
     show(test.images[0]);
     const NoGrad not_recorded;
-    const Tensor chances = softmax(net(test.images.narrow(0, 0, 1)))[0];  // (10)
+    const Tensor chances = softmax(net(test.images.narrow(0, 0, 1).to(device_of(settings))))[0];  // (10)
     const auto guess = argmax(chances).item<std::int64_t>();
     std::cout << "is read as a " << guess << " (" << 100 * chances[guess].item() << " % sure)\n";
+    return 0;
 } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
+    std::cout << std::flush;
+    std::cerr << "error: " << error.what() << "\n";
     return 1;
 }

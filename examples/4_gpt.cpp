@@ -1,12 +1,12 @@
-// A GPT built from single layers and trained to continue a text byte by byte.
-//
-//     4_gpt [PATH [STEPS]]     this very file and 300 unless given
+// A GPT built from single layers and trained to continue a text byte by byte. `4_gpt --help` lists the options.
 
 #include <potluck.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
+#include <memory>
+
+#include "examples/command_line.h"
 
 using namespace potluck;
 
@@ -14,6 +14,21 @@ namespace {
 
 constexpr std::int64_t context = 64, width = 64, heads = 4, layers = 2;
 constexpr std::int64_t vocabulary = data::ByteTokenizer::vocabulary_size;
+
+struct Settings : training::Options {
+    std::string path = "examples/4_gpt.cpp";
+    std::int64_t steps = 300;
+    Settings() { batch = 16; }
+};
+
+std::optional<int> read_command_line(int argc, char** argv, Settings& settings) {
+    CLI::App app("Trains a GPT of single layers to continue a text.");
+    app.option_defaults()->always_capture_default();
+    app.add_option("PATH", settings.path, "the text, a file or a folder");
+    app.add_option("--steps", settings.steps, "updates of the parameters")->check(command_line::at_least(1));
+    command_line::add_training_options(app, settings, "pieces of the text");
+    return command_line::read_training(app, argc, argv, settings);
+}
 
 /// Every token attends to the tokens before it and takes over what is useful.
 struct SelfAttention : nn::Module {
@@ -56,11 +71,39 @@ struct GPT : nn::Module {
         m("tokens", tokens)("positions", positions)("blocks", blocks)("last", last)("logits", logits);
     }
     Tensor forward(const Tensor& ids) override {
-        Tensor x = tokens(ids) + positions(arange(0, ids.size(1)));  // (batch, time, width)
+        Tensor x = tokens(ids) + positions(arange(0, ids.size(1), 1, {.device = ids.device()}));
         for (Block& block : blocks) x = block(x);
         return logits(last(x));  // (batch, time, vocabulary)
     }
+    Tensor loss(const Tensor& ids, const Tensor& next_ids) override {  // next_ids is one byte ahead
+        return cross_entropy((*this)(ids), next_ids);
+    }
 };
+
+optim::AdamW make_optimizer(const GPT& model, const Settings& settings) {
+    return optim::AdamW(model, {.learning_rate = settings.learning_rate, .weight_decay = 0.1});
+}
+
+data::Loader make_loader(const std::string& text, const Settings& settings) {
+    return data::Loader(data::TokenWindows(data::ByteTokenizer::encode(text), context),
+                        {.batch = settings.batch,
+                         .shuffle = true,
+                         .workers = settings.workers,
+                         .device = device_of(settings)});
+}
+
+/// A training for a trial of --tune.
+TrialTraining make_trial(const std::string& text, Settings settings, const TunerSetting& setting) {
+    settings.batch = setting.batch;
+    settings.workers = setting.workers;
+    auto model = std::make_unique<GPT>();
+    model->to(device_of(settings));
+    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(*model, settings));
+    return {.module = std::move(model),
+            .optimizer = std::move(optimizer),
+            .loader = std::make_unique<data::Loader>(make_loader(text, settings)),
+            .clip = 1.0};
+}
 
 /// Continues `text` by `count` bytes, each sampled with the probabilities that the model gives.
 std::string continue_text(GPT& model, std::string text, int count) {
@@ -68,7 +111,7 @@ std::string continue_text(GPT& model, std::string text, int count) {
     for (int i = 0; i < count; ++i) {
         const std::string seen = text.substr(text.size() - std::min<std::size_t>(text.size(), context));
         const Tensor outputs =
-            model(data::ByteTokenizer::encode(seen).unsqueeze(0));  // (1, time, vocabulary)
+            model(data::ByteTokenizer::encode(seen).unsqueeze(0).to(model.logits.weight.device()));
         const Tensor next = softmax(outputs[0][-1] / 0.8);  // temperature 0.8: likely bytes get likelier
         text += static_cast<char>(multinomial(next, 1).item<std::int64_t>());
     }
@@ -78,30 +121,40 @@ std::string continue_text(GPT& model, std::string text, int count) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    const auto files = data::read_text(argc > 1 ? argv[1] : "examples/4_gpt.cpp");
-    const int steps = argc > 2 ? std::atoi(argv[2]) : 300;
-    if (steps < 1) throw Error("steps", "must be a whole number of at least 1.");
-    const data::TextSplit text = data::split_text(files, 0.0);
+    Settings settings;
+    if (const std::optional<int> status = read_command_line(argc, argv, settings)) return *status;
+    set_threads(settings.threads);
+    const std::string text = data::split_text(data::read_text(settings.path), 0.0).train;
+    if (settings.tune)
+        return training::tune(
+            settings, [&](const TunerSetting& setting) { return make_trial(text, settings, setting); },
+            setting_of(settings), {}, 0, settings.steps);
 
     manual_seed(1);
     GPT model;
     std::cout << model << "\n";
-    optim::AdamW optimizer(model, {.learning_rate = 3e-3, .weight_decay = 0.1});
-    data::Loader loader(data::TokenWindows(data::ByteTokenizer::encode(text.train), context),
-                        {.batch = 16, .shuffle = true, .workers = 1});
+    model.to(device_of(settings));
+    optim::AdamW optimizer = make_optimizer(model, settings);
+    data::Loader loader = make_loader(text, settings);
+    LossScaler scaler(scaler_options(settings));
 
-    for (int step = 1; step <= steps; ++step) {
-        const auto [ids, next_ids] = loader.next();  // both (batch, context): next_ids is one byte ahead
-        const Tensor loss = cross_entropy(model(ids), next_ids);
-        loss.backward();
-        clip_grad_norm(model, 1.0);
-        optimizer.step();
+    for (std::int64_t step = 1; step <= settings.steps; ++step) {
+        const auto [ids, next_ids] = loader.next();  // both (batch, context)
+        Tensor loss;
+        {
+            const Autocast products_in(dtype_of(parse_precision(settings.precision)));
+            loss = model.loss(ids, next_ids);
+        }
+        scaler.backward(loss);
+        scaler.step(optimizer, {.max_norm = 1.0});
         optimizer.zero_grad();
-        if (step == 1 || step % 50 == 0 || step == steps)
+        if (step == 1 || step % 50 == 0 || step == settings.steps)
             std::cout << "step " << step << ": loss " << loss.item() << "\n";
     }
     std::cout << "\n" << data::printable(continue_text(model, "struct ", 400)) << "\n";
+    return 0;
 } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
+    std::cout << std::flush;
+    std::cerr << "error: " << error.what() << "\n";
     return 1;
 }

@@ -8,9 +8,8 @@
 #include <potluck.h>
 
 #include <array>
-#include <atomic>
-#include <csignal>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include <fmt/core.h>
@@ -22,43 +21,37 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Settings {
+struct Settings : training::Options {
     std::string data = "/usr/share/datasets/fashion-mnist";
-    std::int64_t epochs = 5, batch = 100;
-    double learning_rate = 3e-3, weight_decay = 0.05;
+    std::int64_t epochs = 5;
+    double weight_decay = 0.05;
     std::uint64_t seed = 42;
     std::int64_t checkpoint_every = 600;
-    std::string device = "best";
-    int threads = 0, workers = 1;
     std::int64_t log_every = 100;
     std::string run_folder, resume;
+    Settings() { batch = 100; }
 };
 
 std::optional<int> read_command_line(int argc, char** argv, Settings& settings) {
-    using command_line::above, command_line::at_least;
+    using command_line::at_least;
     CLI::App app("Trains a convolutional network on Fashion-MNIST. Ctrl-C saves a checkpoint.");
     app.option_defaults()->always_capture_default();
     app.add_option("--data", settings.data, "the folder of the four files of the dataset");
     app.add_option("--epochs", settings.epochs, "how often every image is learned from")->check(at_least(1));
-    app.add_option("--batch", settings.batch, "images in a step")->check(at_least(2));
-    app.add_option("--learning-rate", settings.learning_rate, "at its highest; then it falls to nearly 0")
-        ->check(above(0.0));
     app.add_option("--weight-decay", settings.weight_decay, "pull of weights towards 0")
         ->check(at_least(0.0));
     app.add_option("--seed", settings.seed, "the same seed gives the same bits")->check(at_least(0));
     app.add_option("--checkpoint-every", settings.checkpoint_every, "steps; 0: only at the end")
         ->check(at_least(0));
-    app.add_option("--device", settings.device, "cpu, cuda, cuda:1, ...; best: a GPU where there is one");
-    app.add_option("--threads", settings.threads, "0: one for each core; no result depends on it")
-        ->check(CLI::Range(0, 1024));
-    app.add_option("--workers", settings.workers, "threads that prepare batches ahead")
-        ->check(CLI::Range(0, 64));
+    command_line::add_training_options(app, settings, "images", /*least_batch=*/2);
     app.add_option("--log-every", settings.log_every, "steps between lines when the output is no terminal")
         ->check(at_least(1));
     app.add_option("--run-folder", settings.run_folder, "where the run is kept (default: nowhere)");
     app.add_option("--resume", settings.resume,
                    "folder of a run to go on with; give its other options again");
-    if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
+    if (const std::optional<int> status =
+            command_line::read_training(app, argc, argv, settings, {"--resume"}))
+        return status;
     if (!settings.resume.empty() && !settings.run_folder.empty())
         throw Error("resume", "--resume names the run folder already. Leave --run-folder out.");
     if (!settings.resume.empty()) settings.run_folder = settings.resume;
@@ -94,6 +87,9 @@ struct Net : nn::Module {
         x = max_pool2d(relu(second_norm(second(x))), 2);            // (batch, 64, 7, 7), 3136 numbers each
         return head(relu(hidden(flatten(x, 1))));                   // (batch, 10)
     }
+    Tensor loss(const Tensor& images, const Tensor& classes) override {
+        return cross_entropy((*this)(images), classes);
+    }
 };
 
 constexpr std::array<const char*, 10> names = {"T-shirt", "trousers", "pullover", "dress", "coat",
@@ -121,12 +117,52 @@ double test(Net& net, const data::Loader& loader) {
     return static_cast<double>(all_right) / static_cast<double>(loader.size());
 }
 
-std::atomic<bool> stop_requested = false;
+/// The images, and how they come to the network.
+struct Images {
+    data::TensorDataset train, test;
+};
 
-/// The first Ctrl-C asks the trainer to stop, the second one ends the program at once.
-void on_signal(int signal) {
-    stop_requested = true;
-    std::signal(signal, SIG_DFL);
+// Pixels of the training images are 0.286 on average, with a standard deviation of 0.353.
+const std::vector<double> mean = {0.286}, stddev = {0.353};
+
+/// Of the training images, moved and mirrored at random.
+data::Loader make_loader(const Images& images, const Settings& settings) {
+    const data::ImageTransform transform(
+        {.padding = 2, .crop = 28, .random_crop = true, .flip = 0.5, .mean = mean, .stddev = stddev});
+    return data::Loader(data::TransformedDataset(images.train, transform), {.batch = settings.batch,
+                                                                            .shuffle = true,
+                                                                            .drop_last = true,
+                                                                            .workers = settings.workers,
+                                                                            .seed = settings.seed,
+                                                                            .device = device_of(settings)});
+}
+
+/// Of the first `count` test images.
+data::Loader make_test_loader(const Images& images, const Settings& settings, std::int64_t count) {
+    const data::ImageTransform transform({.mean = mean, .stddev = stddev});
+    const std::int64_t there = std::min(count, images.test.size());
+    const data::FunctionDataset first(
+        there, [&images](std::int64_t index, RandomKey key) { return images.test.get(index, key); });
+    return data::Loader(data::TransformedDataset(first, transform),
+                        {.batch = 500, .workers = settings.workers, .device = device_of(settings)});
+}
+
+optim::AdamW make_optimizer(const Net& net, const Settings& settings) {
+    return optim::AdamW(net,
+                        {.learning_rate = settings.learning_rate, .weight_decay = settings.weight_decay});
+}
+
+/// A training for a trial of --tune.
+TrialTraining make_trial(const Images& images, Settings settings, const TunerSetting& setting) {
+    settings.batch = setting.batch;
+    settings.workers = setting.workers;
+    auto net = std::make_unique<Net>();
+    net->to(device_of(settings));
+    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(*net, settings));
+    return {.module = std::move(net),
+            .optimizer = std::move(optimizer),
+            .loader = std::make_unique<data::Loader>(make_loader(images, settings)),
+            .validation = std::make_unique<data::Loader>(make_test_loader(images, settings, 2000))};
 }
 
 }  // namespace
@@ -136,28 +172,19 @@ int main(int argc, char** argv) try {
     if (const std::optional<int> status = read_command_line(argc, argv, settings)) return *status;
     set_threads(settings.threads);
     manual_seed(settings.seed);
-    const Device device = settings.device == "best" ? best_device() : parse_device(settings.device);
-
-    // Pixels of the training images are 0.286 on average, with a standard deviation of 0.353.
-    const std::vector<double> mean = {0.286}, stddev = {0.353};
-    const data::ImageTransform training(
-        {.padding = 2, .crop = 28, .random_crop = true, .flip = 0.5, .mean = mean, .stddev = stddev});
-    const data::ImageTransform testing({.mean = mean, .stddev = stddev});
-    data::Loader loader(data::TransformedDataset(read_images(settings.data, "train"), training),
-                        {.batch = settings.batch,
-                         .shuffle = true,
-                         .drop_last = true,
-                         .workers = settings.workers,
-                         .seed = settings.seed,
-                         .device = device});
-    data::Loader test_loader(data::TransformedDataset(read_images(settings.data, "t10k"), testing),
-                             {.batch = 500, .workers = settings.workers, .device = device});
+    const Device device = device_of(settings);
+    const Images images{read_images(settings.data, "train"), read_images(settings.data, "t10k")};
+    if (settings.tune)
+        return training::tune(
+            settings, [&](const TunerSetting& setting) { return make_trial(images, settings, setting); },
+            setting_of(settings));
+    data::Loader loader = make_loader(images, settings);
+    const data::Loader test_loader = make_test_loader(images, settings, images.test.size());
 
     Net net;
     net.to(device);
     fmt::print("{} parameters, {} images, on {}\n", net.parameter_count(), loader.size(), describe(device));
-    optim::AdamW optimizer(net,
-                           {.learning_rate = settings.learning_rate, .weight_decay = settings.weight_decay});
+    optim::AdamW optimizer = make_optimizer(net, settings);
     const std::int64_t steps = settings.epochs * loader.batches();
     TrainerOptions options{.steps = steps};
     options.schedule = optim::cosine_schedule(
@@ -166,12 +193,10 @@ int main(int argc, char** argv) try {
     options.resume = !settings.resume.empty();
     options.checkpoint_every = settings.checkpoint_every;
     options.log_every = settings.log_every;
-    options.loss = [&](const Tensor& x, const Tensor& y) { return cross_entropy(net(x), y); };
-    options.should_stop = [] { return stop_requested.load(); };
-    std::signal(SIGINT, on_signal);
-    std::signal(SIGTERM, on_signal);
-    constexpr int interrupted = 130;
-    if (!Trainer(net, optimizer, loader, options).fit().finished) return interrupted;
+    options.precision = parse_precision(settings.precision);
+    options.should_stop = [] { return training::stop_requested.load(); };
+    training::stop_on_signals();
+    if (!Trainer(net, optimizer, loader, options).fit().finished) return training::interrupted;
     fmt::print("right on images it has never seen:\n");
     fmt::print("{:.2f} % of them\n", 100 * test(net, test_loader));
     fmt::print("it waited {:.1f} s for images\n", loader.waiting_seconds());

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "examples/training.h"
+
 namespace command_line {
 
 /// The number of letters that must be changed, added or removed to turn one word into the other.
@@ -93,6 +95,52 @@ template <class Number>
 CLI::Validator above(Number limit) {
     return number_check([limit](double value) { return value > static_cast<double>(limit); },
                         fmt::format("above {}", limit));
+}
+
+/// Why `text` is not a device of this machine; empty when it is.
+inline std::string device_fault(const std::string& text) try {
+    if (text != "best") potluck::describe(potluck::parse_device(text));
+    return "";
+} catch (const potluck::Error& error) {
+    std::string fault = error.what();
+    if (fault.ends_with('.')) fault.pop_back();  // the surrounding message has its own
+    return fault;
+}
+
+/// The options of all programs that train. `items`: what a batch consists of; it has `least_batch` of them or more.
+inline void add_training_options(CLI::App& app, training::Options& options, const std::string& items,
+                                 std::int64_t least_batch = 1) {
+    app.add_option("--batch", options.batch, items + " in a batch")->check(at_least(least_batch));
+    app.add_option("--learning-rate", options.learning_rate, "size of a step, at its highest")
+        ->check(above(0.0));
+    app.add_option("--precision", options.precision,
+                   "what forward and backward compute in; parameters stay in f32")
+        ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+    app.add_option("--device", options.device, "cpu, cuda, cuda:1, ...; best: a GPU where there is one")
+        ->check([](const std::string& text) { return device_fault(text); });
+    app.add_option("--threads", options.threads, "0: one for each core; no result depends on it")
+        ->check(CLI::Range(0, 1024));
+    app.add_option("--workers", options.workers, "threads that prepare batches ahead")
+        ->check(CLI::Range(0, 64));
+    app.add_flag("--tune", options.tune,
+                 "instead of training, find the fastest precision, batch, workers and recomputation that "
+                 "train as well, and print the command line for them");
+    app.add_option("--tune-updates", options.tune_updates, "updates of each trial of --tune")
+        ->check(at_least(4));
+}
+
+/// read(), then the combinations that --tune refuses: with `not_with`, options that it has no use for.
+inline std::optional<int> read_training(CLI::App& app, int argc, char** argv, training::Options& options,
+                                        const std::vector<std::string>& not_with = {}) {
+    options.command.assign(argv, argv + argc);
+    if (const std::optional<int> status = read(app, argc, argv)) return status;
+    const auto is_given = [&](const std::string& name) { return app.get_option(name)->count() > 0; };
+    if (!options.tune && is_given("--tune-updates"))
+        throw potluck::Error("tune", "--tune-updates is for trials. Give --tune with it.");
+    for (const std::string& name : not_with)
+        if (options.tune && is_given(name))
+            throw potluck::Error("tune", fmt::format("--tune has no use for {}. Leave it out.", name));
+    return std::nullopt;
 }
 
 }  // namespace command_line

@@ -2,9 +2,6 @@
 
 #include <potluck.h>
 
-#include <atomic>
-#include <chrono>
-#include <csignal>
 #include <filesystem>
 #include <memory>
 
@@ -77,10 +74,6 @@ Text read_text(Settings& settings) {
 
 // ---- the model ----
 
-Device device_of(const Settings& settings) {
-    return settings.device == "best" ? best_device() : parse_device(settings.device);
-}
-
 std::unique_ptr<nn::LanguageModel> make_blocks(const Settings& settings) {
     constexpr std::int64_t vocabulary = data::ByteTokenizer::vocabulary_size;
     if (settings.model == "gpt2")
@@ -111,6 +104,25 @@ optim::AdamW make_optimizer(const Settings& settings, const nn::LanguageModel& m
     return optim::AdamW(
         model,
         {.learning_rate = settings.learning_rate, .beta2 = 0.99, .weight_decay = settings.weight_decay});
+}
+
+// ---- the batches ----
+
+data::Loader make_loader(const Settings& settings, const Text& text) {
+    return data::Loader(data::TokenWindows(text.train, settings.context), {.batch = settings.batch,
+                                                                           .shuffle = true,
+                                                                           .drop_last = true,
+                                                                           .workers = settings.workers,
+                                                                           .seed = settings.seed,
+                                                                           .device = device_of(settings)});
+}
+
+/// None when the text is too short for a window.
+std::unique_ptr<data::Loader> make_validation(const Settings& settings, const Tensor& text) {
+    if (text.count() <= settings.context) return nullptr;
+    return std::make_unique<data::Loader>(
+        data::TokenWindows(text, settings.context, settings.context),
+        data::LoaderOptions{.batch = settings.batch, .device = device_of(settings)});
 }
 
 // ---- the memory ----
@@ -159,6 +171,36 @@ std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& te
     }
 }
 
+// ---- tuning ----
+
+/// A training for a trial of --tune.
+TrialTraining make_trial(Settings settings, const Text& text, const TunerSetting& setting) {
+    settings.batch = setting.batch;
+    settings.workers = setting.workers;
+    settings.recompute = name_of(setting.recompute);
+    std::unique_ptr<nn::LanguageModel> model = make_model(settings);
+    model->to(device_of(settings));
+    const double flops_per_token = model->flops_per_token(settings.context);
+    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(settings, *model));
+    const std::int64_t validated = std::min(text.validation.count(), 256 * settings.context + 1);
+    return {.module = std::move(model),
+            .optimizer = std::move(optimizer),
+            .loader = std::make_unique<data::Loader>(make_loader(settings, text)),
+            .validation = make_validation(settings, text.validation.narrow(0, 0, validated)),
+            .clip = settings.clip,
+            .flops_per_token = flops_per_token};
+}
+
+int tune(const Settings& settings, const Text& text) {
+    TunerSetting base = setting_of(settings);
+    base.accumulate = settings.accumulate;
+    base.recompute = parse_recompute(settings.recompute);
+    return training::tune(
+        settings, [&](const TunerSetting& setting) { return make_trial(settings, text, setting); }, base,
+        {.recompute = recompute_policies(settings.layers)}, settings.memory_budget * 1'000'000,
+        settings.steps);
+}
+
 // ---- output ----
 
 void show(std::string_view name, const std::string& value) { fmt::print("  {:<20} {}\n", name, value); }
@@ -184,17 +226,6 @@ void show_settings(const Settings& settings, const Text& text, const nn::Languag
     std::fflush(stdout);
 }
 
-// ---- stopping ----
-
-std::atomic<bool> stop_requested = false;
-static_assert(std::atomic<bool>::is_always_lock_free);  // so that a signal handler may set it
-
-/// The first Ctrl-C asks the trainer to stop, the second one terminates the program.
-void on_signal(int signal) {
-    stop_requested = true;
-    std::signal(signal, SIG_DFL);
-}
-
 // ---- training and generating ----
 
 /// Whether the run to be resumed has completed all of its steps; if so, loads its final model.
@@ -213,16 +244,8 @@ bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Opti
 bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
            const std::optional<MemoryPrediction>& prediction) {
     optim::AdamW optimizer = make_optimizer(settings, model);
-    data::Loader loader(data::TokenWindows(text.train, settings.context), {.batch = settings.batch,
-                                                                           .shuffle = true,
-                                                                           .drop_last = true,
-                                                                           .workers = settings.workers,
-                                                                           .seed = settings.seed,
-                                                                           .device = device_of(settings)});
-    std::optional<data::Loader> validation;
-    if (text.validation.count() > settings.context)
-        validation.emplace(data::TokenWindows(text.validation, settings.context, settings.context),
-                           data::LoaderOptions{.batch = settings.batch, .device = device_of(settings)});
+    data::Loader loader = make_loader(settings, text);
+    const std::unique_ptr<data::Loader> validation = make_validation(settings, text.validation);
 
     double first_loss = 0.0;
     TrainerOptions options{.steps = settings.steps, .accumulate = settings.accumulate, .clip = settings.clip};
@@ -235,14 +258,14 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
     options.resume = !settings.resume.empty() && !settings.resume_if_possible;
     options.resume_if_possible = settings.resume_if_possible;
     options.checkpoint_every = settings.checkpoint_every;
-    options.validation = validation ? &*validation : nullptr;
+    options.validation = validation.get();
     options.validate_every = validation ? settings.validate_every : 0;
     options.log_every = settings.log_every;
     options.flops_per_token = model.flops_per_token(settings.context);
     for_each_setting(settings, [&](const char* name, const auto& value) {
         options.settings.emplace_back("--" + std::string(name), json(value).dump());
     });
-    options.should_stop = [] { return stop_requested.load(); };
+    options.should_stop = [] { return training::stop_requested.load(); };
     options.on_step = [&](const StepMetrics& metrics) {
         if (first_loss == 0.0) first_loss = metrics.loss;
     };
@@ -253,9 +276,7 @@ bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
     if (!goes_on) start_run_folder(settings);  // last, so that a mistake leaves no folder behind
     const TrainingSummary summary = trainer.fit();
     if (!summary.finished) {
-        const std::string program =
-            fs::exists("demo") ? "./demo" : fs::read_symlink("/proc/self/exe").string();
-        fmt::print("To go on:  {} --resume {}\n", program, settings.run_folder);
+        fmt::print("To go on:  {} --resume {}\n", training::program_name(), settings.run_folder);
         return false;
     }
     fmt::print("\n");
@@ -283,7 +304,7 @@ void write(const Settings& settings, nn::LanguageModel& model) {
                     .on_token = [&](std::int64_t token) {
                         fmt::print("{}", data::printable(decoder.push(token)));
                         std::fflush(stdout);
-                        return !stop_requested;
+                        return !training::stop_requested;
                     }});
     fmt::print("{}\n", data::printable(decoder.finish()));
 }
@@ -296,18 +317,17 @@ int main(int argc, char** argv) try {
     set_threads(settings.threads);
     manual_seed(settings.seed);
     const Text text = read_text(settings);
+    if (settings.tune) return tune(settings, text);
     const std::unique_ptr<nn::LanguageModel> model = make_model(settings);
     model->to(device_of(settings));
     const std::optional<MemoryPrediction> prediction = fit_to_memory(settings, text, *model);
     if (settings.run_folder.empty()) settings.run_folder = new_run_folder(settings.model);
     show_settings(settings, text, *model);
     if (prediction) fmt::print("{}\n", to_table(*prediction));
-    std::signal(SIGINT, on_signal);
-    std::signal(SIGTERM, on_signal);
-    constexpr int interrupted = 130;
-    if (!train(settings, text, *model, prediction)) return interrupted;
+    training::stop_on_signals();
+    if (!train(settings, text, *model, prediction)) return training::interrupted;
     write(settings, *model);
-    return stop_requested ? interrupted : 0;
+    return training::stop_requested ? training::interrupted : 0;
 } catch (const std::exception& error) {
     std::fflush(stdout);
     fmt::print(stderr, "error: {}\n", error.what());

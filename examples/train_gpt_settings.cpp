@@ -18,16 +18,6 @@ namespace {
 
 constexpr const char* settings_file = "settings.json";
 
-/// Why `text` is not a device of this machine; empty when it is.
-std::string device_fault(const std::string& text) try {
-    if (text != "best") describe(parse_device(text));
-    return "";
-} catch (const Error& error) {
-    std::string fault = error.what();
-    if (fault.ends_with('.')) fault.pop_back();  // the surrounding message has its own
-    return fault;
-}
-
 /// Why `text` is no setting of --recompute; empty when it is.
 std::string recompute_fault(const std::string& text) try {
     if (text != "auto") parse_recompute(text);
@@ -78,7 +68,7 @@ void choose_run(Settings& settings) {
 }  // namespace
 
 std::optional<int> read_command_line(int argc, char** argv, Settings& settings) {
-    using command_line::above, command_line::at_least;
+    using command_line::at_least;
     CLI::App app("Trains a small GPT on text and lets it write. Ctrl-C saves a checkpoint.");
     app.option_defaults()->always_capture_default();
     const CLI::Range share(0.0, 0.99);
@@ -96,20 +86,15 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
     app.add_option("--context", settings.context, "bytes that the model sees at once")->check(at_least(1));
     app.add_option("--dropout", settings.dropout, "share of activations dropped in training (gpt2)")
         ->check(share);
-    app.add_option("--batch", settings.batch, "windows of text in a batch")->check(at_least(1));
+    command_line::add_training_options(app, settings, "windows of text");
     app.add_option("--accumulate", settings.accumulate, "batches in a step")->check(at_least(1));
     app.add_option("--steps", settings.steps, "updates of the parameters")->check(at_least(1));
-    app.add_option("--learning-rate", settings.learning_rate, "at its highest; then it falls to a tenth")
-        ->check(above(0.0));
     app.add_option("--warmup", settings.warmup, "steps until the learning rate is at its highest")
         ->check(at_least(0));
     app.add_option("--weight-decay", settings.weight_decay, "pull of weights towards 0")
         ->check(at_least(0.0));
     app.add_option("--clip", settings.clip, "largest norm of the gradient; 0: no limit")
         ->check(at_least(0.0));
-    app.add_option("--precision", settings.precision,
-                   "what forward and backward compute in; parameters stay in f32")
-        ->check(CLI::IsMember({"f32", "bf16", "f16"}));
     app.add_option("--recompute", settings.recompute,
                    "what backward computes again instead of keeping it: none, parts (attention and "
                    "activation), blocks, blocks:N (N together), or auto: as little as the memory allows")
@@ -124,12 +109,6 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
         ->check(at_least(0));
     app.add_option("--checkpoint-every", settings.checkpoint_every, "steps; 0: only at the end")
         ->check(at_least(0));
-    app.add_option("--device", settings.device, "cpu, cuda, cuda:1, ...; best: a GPU where there is one")
-        ->check([](const std::string& text) { return device_fault(text); });
-    app.add_option("--threads", settings.threads, "0: one for each core; no result depends on it")
-        ->check(CLI::Range(0, 1024));
-    app.add_option("--workers", settings.workers, "threads that prepare batches ahead")
-        ->check(CLI::Range(0, 64));
     app.add_option("--log-every", settings.log_every, "steps between lines when the output is no terminal")
         ->check(at_least(1));
     app.add_option("--run-folder", settings.run_folder,
@@ -147,7 +126,11 @@ std::optional<int> read_command_line(int argc, char** argv, Settings& settings) 
     app.add_option("--top-k", settings.top_k, "choose among the k likeliest bytes; 0: among all")
         ->check(at_least(0));
 
-    if (const std::optional<int> status = command_line::read(app, argc, argv)) return status;
+    if (const std::optional<int> status =
+            command_line::read_training(app, argc, argv, settings, {"--fit", "--resume"}))
+        return status;
+    if (settings.tune && settings.recompute == "auto")
+        throw Error("tune", "--tune finds the recomputation itself. Leave --recompute auto out.");
     if (app.get_option("--prompt")->count() > 0 && settings.prompt.empty())
         throw Error("prompt", "--prompt is empty. Give at least one character.");
     if (settings.fit && app.get_option("--batch")->count() > 0)

@@ -7,18 +7,20 @@
 #include <string>
 #include <vector>
 
-struct Settings {
+#include "examples/training.h"
+
+struct Settings : training::Options {
+    Settings() { batch = 8; }
+
     // the settings of the run: stored in its folder, and read from there when it is resumed
     std::vector<std::string> text;  // empty: the sources of Potluck
     double validation_fraction = 0.1;
     std::string model = "gpt2";
     std::int64_t layers = 4, heads = 4, width = 128, context = 64;
     double dropout = 0.0;
-    std::int64_t batch = 8, accumulate = 1, steps = 2400;
-    double learning_rate = 3e-3;
+    std::int64_t accumulate = 1, steps = 2400;  // and batch, learning_rate, precision
     std::int64_t warmup = 100;
     double weight_decay = 0.1, clip = 1.0;
-    std::string precision = "f32";
     std::string recompute = "none";
     std::uint64_t seed = 42;
     std::int64_t validate_every = 800, checkpoint_every = 400;
@@ -27,8 +29,6 @@ struct Settings {
     // the settings of this process
     bool fit = false;                // batch becomes the largest that the memory allows
     std::int64_t memory_budget = 0;  // MB; 0: what the device has free
-    std::string device = "best";
-    int threads = 0, workers = 1;
     std::int64_t log_every = 100;
     std::string run_folder;
     std::string resume;  // the folder of the run that goes on; empty: a new one begins

@@ -15,14 +15,6 @@ using What = nn::RecomputePolicy::What;
 
 constexpr std::string_view together_prefix = "blocks:";
 
-std::vector<nn::RecomputePolicy> policies_of(const nn::LanguageModel& model) {
-    std::vector<nn::RecomputePolicy> policies = {
-        {What::nothing}, {What::attention_and_activation}, {What::blocks}};
-    for (std::int64_t together = 2; together < model.layers(); together *= 2)
-        policies.push_back({What::blocks, together});
-    return policies;
-}
-
 /// The policy of the model while it lives is this; then it is again what it was.
 class PolicyBefore {
 public:
@@ -49,7 +41,7 @@ std::optional<Candidate> best_policy(nn::LanguageModel& model, optim::Optimizer&
         throw Error("choose_recompute", fmt::format("a budget of {} bytes. It must not be negative.", bytes));
     const PolicyBefore before(model);
     std::optional<Candidate> best;
-    for (const nn::RecomputePolicy& policy : policies_of(model)) {
+    for (const nn::RecomputePolicy& policy : recompute_policies(model.layers())) {
         model.set_recompute(policy);
         try {
             const MemoryBudget budget(model, optimizer, sample, options);
@@ -93,6 +85,14 @@ nn::RecomputePolicy parse_recompute(std::string_view text) {
                 fmt::format("\"{}\" is no policy. Use none, parts, blocks, or blocks:N for N blocks "
                             "together.",
                             text));
+}
+
+std::vector<nn::RecomputePolicy> recompute_policies(std::int64_t layers) {
+    std::vector<nn::RecomputePolicy> policies = {
+        {What::nothing}, {What::attention_and_activation}, {What::blocks}};
+    for (std::int64_t together = 2; together < layers; together *= 2)
+        policies.push_back({What::blocks, together});
+    return policies;
 }
 
 nn::RecomputePolicy choose_recompute(nn::LanguageModel& model, optim::Optimizer& optimizer,

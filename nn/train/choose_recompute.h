@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nn/models/language_model.h"
 #include "nn/train/memory_budget.h"
@@ -13,6 +14,10 @@ namespace potluck {
 std::string name_of(const nn::RecomputePolicy& policy);
 /// The policy of such a name. Throws Error for another text.
 nn::RecomputePolicy parse_recompute(std::string_view text);
+
+/// What a model of `layers` blocks can compute again: none, parts, blocks, 2 blocks together, 4, 8, ... Each needs less memory
+/// and more time than the one before.
+std::vector<nn::RecomputePolicy> recompute_policies(std::int64_t layers);
 
 /// Sets and returns the first of these with which updates of micro-batches as large as `sample` are predicted to take at most
 /// `bytes`: none, parts, blocks, 2 blocks together, 4, 8, ... Each needs less memory and more time than the one before (of
