@@ -36,8 +36,8 @@ struct Net : nn::Module {
     Tensor loss(const Tensor& x, const Tensor& digits) override { return cross_entropy((*this)(x), digits); }
 };
 
-optim::AdamW make_optimizer(const Net& net, const Settings& settings) {
-    return optim::AdamW(net, {.learning_rate = settings.learning_rate, .weight_decay = 0.1});
+optim::AdamWOptions optimizer_options(const Settings& settings) {
+    return {.learning_rate = settings.learning_rate, .weight_decay = 0.1};
 }
 
 data::Loader make_loader(const Digits& digits, const Settings& settings) {
@@ -53,7 +53,7 @@ TrialTraining make_trial(const digits::Split& split, Settings settings, const Tu
     settings.workers = setting.workers;
     auto net = std::make_unique<Net>();
     net->to(device_of(settings));
-    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(*net, settings));
+    auto optimizer = std::make_unique<optim::AdamW>(*net, optimizer_options(settings));
     return {.module = std::move(net),
             .optimizer = std::move(optimizer),
             .loader = std::make_unique<data::Loader>(make_loader(split.train, settings)),
@@ -92,7 +92,7 @@ int main(int argc, char** argv) try {
     Net net;
     std::cout << net << "\n";
     net.to(device_of(settings));
-    optim::AdamW optimizer = make_optimizer(net, settings);
+    optim::AdamW optimizer(net, optimizer_options(settings));
     data::Loader loader = make_loader(train, settings);
     LossScaler scaler(scaler_options(settings));
 

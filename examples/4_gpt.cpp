@@ -71,7 +71,7 @@ struct GPT : nn::Module {
         m("tokens", tokens)("positions", positions)("blocks", blocks)("last", last)("logits", logits);
     }
     Tensor forward(const Tensor& ids) override {
-        Tensor x = tokens(ids) + positions(arange(0, ids.size(1), 1, {.device = ids.device()}));
+        Tensor x = tokens(ids) + positions(arange(0, ids.size(1)).to(ids.device()));
         for (Block& block : blocks) x = block(x);
         return logits(last(x));  // (batch, time, vocabulary)
     }
@@ -80,8 +80,8 @@ struct GPT : nn::Module {
     }
 };
 
-optim::AdamW make_optimizer(const GPT& model, const Settings& settings) {
-    return optim::AdamW(model, {.learning_rate = settings.learning_rate, .weight_decay = 0.1});
+optim::AdamWOptions optimizer_options(const Settings& settings) {
+    return {.learning_rate = settings.learning_rate, .weight_decay = 0.1};
 }
 
 data::Loader make_loader(const std::string& text, const Settings& settings) {
@@ -98,7 +98,7 @@ TrialTraining make_trial(const std::string& text, Settings settings, const Tuner
     settings.workers = setting.workers;
     auto model = std::make_unique<GPT>();
     model->to(device_of(settings));
-    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(*model, settings));
+    auto optimizer = std::make_unique<optim::AdamW>(*model, optimizer_options(settings));
     return {.module = std::move(model),
             .optimizer = std::move(optimizer),
             .loader = std::make_unique<data::Loader>(make_loader(text, settings)),
@@ -134,7 +134,7 @@ int main(int argc, char** argv) try {
     GPT model;
     std::cout << model << "\n";
     model.to(device_of(settings));
-    optim::AdamW optimizer = make_optimizer(model, settings);
+    optim::AdamW optimizer(model, optimizer_options(settings));
     data::Loader loader = make_loader(text, settings);
     LossScaler scaler(scaler_options(settings));
 

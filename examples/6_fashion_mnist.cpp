@@ -147,9 +147,8 @@ data::Loader make_test_loader(const Images& images, const Settings& settings, st
                         {.batch = 500, .workers = settings.workers, .device = device_of(settings)});
 }
 
-optim::AdamW make_optimizer(const Net& net, const Settings& settings) {
-    return optim::AdamW(net,
-                        {.learning_rate = settings.learning_rate, .weight_decay = settings.weight_decay});
+optim::AdamWOptions optimizer_options(const Settings& settings) {
+    return {.learning_rate = settings.learning_rate, .weight_decay = settings.weight_decay};
 }
 
 /// A training for a trial of --tune.
@@ -158,7 +157,7 @@ TrialTraining make_trial(const Images& images, Settings settings, const TunerSet
     settings.workers = setting.workers;
     auto net = std::make_unique<Net>();
     net->to(device_of(settings));
-    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(*net, settings));
+    auto optimizer = std::make_unique<optim::AdamW>(*net, optimizer_options(settings));
     return {.module = std::move(net),
             .optimizer = std::move(optimizer),
             .loader = std::make_unique<data::Loader>(make_loader(images, settings)),
@@ -184,7 +183,7 @@ int main(int argc, char** argv) try {
     Net net;
     net.to(device);
     fmt::print("{} parameters, {} images, on {}\n", net.parameter_count(), loader.size(), describe(device));
-    optim::AdamW optimizer = make_optimizer(net, settings);
+    optim::AdamW optimizer(net, optimizer_options(settings));
     const std::int64_t steps = settings.epochs * loader.batches();
     TrainerOptions options{.steps = steps};
     options.schedule = optim::cosine_schedule(

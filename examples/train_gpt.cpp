@@ -100,10 +100,8 @@ std::unique_ptr<nn::LanguageModel> make_model(const Settings& settings) {
     return model;
 }
 
-optim::AdamW make_optimizer(const Settings& settings, const nn::LanguageModel& model) {
-    return optim::AdamW(
-        model,
-        {.learning_rate = settings.learning_rate, .beta2 = 0.99, .weight_decay = settings.weight_decay});
+optim::AdamWOptions optimizer_options(const Settings& settings) {
+    return {.learning_rate = settings.learning_rate, .beta2 = 0.99, .weight_decay = settings.weight_decay};
 }
 
 // ---- the batches ----
@@ -145,7 +143,7 @@ std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& te
     const std::int64_t free_now = memory_statistics(device).cap > 0 ? limit : limit / 10 * 9;
     const std::int64_t bytes = settings.memory_budget > 0 ? settings.memory_budget * 1'000'000 : free_now;
     if (settings.fit) settings.batch = 1;  // what has to fit at least
-    optim::AdamW optimizer = make_optimizer(settings, model);
+    optim::AdamW optimizer(model, optimizer_options(settings));
     const data::Batch sample = sample_batch(settings, text);
     const BudgetOptions options{.precision = parse_precision(settings.precision),
                                 .accumulate = settings.accumulate,
@@ -181,7 +179,7 @@ TrialTraining make_trial(Settings settings, const Text& text, const TunerSetting
     std::unique_ptr<nn::LanguageModel> model = make_model(settings);
     model->to(device_of(settings));
     const double flops_per_token = model->flops_per_token(settings.context);
-    auto optimizer = std::make_unique<optim::AdamW>(make_optimizer(settings, *model));
+    auto optimizer = std::make_unique<optim::AdamW>(*model, optimizer_options(settings));
     const std::int64_t validated = std::min(text.validation.count(), 256 * settings.context + 1);
     return {.module = std::move(model),
             .optimizer = std::move(optimizer),
@@ -243,7 +241,7 @@ bool is_finished(const Settings& settings, nn::LanguageModel& model, optim::Opti
 /// Trains until the end or Ctrl-C. Returns false when it was stopped.
 bool train(const Settings& settings, const Text& text, nn::LanguageModel& model,
            const std::optional<MemoryPrediction>& prediction) {
-    optim::AdamW optimizer = make_optimizer(settings, model);
+    optim::AdamW optimizer(model, optimizer_options(settings));
     data::Loader loader = make_loader(settings, text);
     const std::unique_ptr<data::Loader> validation = make_validation(settings, text.validation);
 

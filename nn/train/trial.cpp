@@ -37,16 +37,20 @@ private:
 
 Device device_of(const TrialTraining& training) { return training.module->parameters().front().device(); }
 
-/// What the device keeps of a training that has ended goes back to the system, so that the next finds as much memory.
-class EmptiesCache {
+/// Ends a training, and gives what its device keeps of it back to the system, so that the next one finds as much memory.
+class EndsTraining {
 public:
-    explicit EmptiesCache(Device device) : device_(device) {}
-    ~EmptiesCache() { release_cached_memory(device_); }
-    EmptiesCache(const EmptiesCache&) = delete;
-    EmptiesCache& operator=(const EmptiesCache&) = delete;
+    explicit EndsTraining(TrialTraining& training) : training_(training) {}
+    ~EndsTraining() {
+        const Device device = device_of(training_);
+        training_ = {};
+        release_cached_memory(device);
+    }
+    EndsTraining(const EndsTraining&) = delete;
+    EndsTraining& operator=(const EndsTraining&) = delete;
 
 private:
-    Device device_;
+    TrialTraining& training_;
 };
 
 BudgetOptions budget_options(const TrialTraining& training, const TunerSetting& setting) {
@@ -75,6 +79,11 @@ private:
     std::int64_t first_;
     LossTotal total_;
 };
+
+/// What the learning rate is multiplied by: up to 1 in the middle and down to 0, so that the last loss is a settled one.
+double rate_at(std::int64_t update, std::int64_t updates) {
+    return 1.0 - std::abs((2.0 * static_cast<double>(update) + 1.0) / static_cast<double>(updates) - 1.0);
+}
 
 /// The first sentence of an Error, without the name of its op.
 std::string reason_of(const Error& error) {
@@ -132,12 +141,12 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
                         Trial& trial) const {
     const std::int64_t updates = samples / items_of_update(setting);
     const std::int64_t quarter = updates / 4;
-    const TrialTraining training = make(setting);
+    TrialTraining training = make(setting);
+    const EndsTraining afterwards(training);
     const Device device = device_of(training);
-    const EmptiesCache afterwards(device);
     reset_peak_memory(device);
     OneDevice execution(*training.module, *training.optimizer, training.loss,
-                        {.precision = setting.precision});
+                        {.precision = setting.precision, .loss_scaler = {.give_up_after = 20}});
     RunMeter meter(*training.module, *training.optimizer, *training.loader, training.flops_per_token,
                    dtype_of(setting.precision));
     if (!only_speed) meter.measure_rates();
@@ -156,11 +165,13 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
         for (std::int64_t i = 0; i < setting.accumulate; ++i)
             micro_batches.push_back(training.loader->next());
         meter.end_waiting();
-        const double warm = std::min(1.0, static_cast<double>(update + 1) / static_cast<double>(quarter + 1));
-        const UpdateResult result =
-            execution.update(micro_batches, {update, warm * setting.learning_rate, training.clip});
+        const UpdateRequest request{update, rate_at(update, updates) * setting.learning_rate, training.clip};
+        UpdateResult result = execution.update(micro_batches, request);
+        // The scale of f16 is found in the first updates. What a long training passes over is too much of a short one.
+        while (result.outcome == UpdateResult::Outcome::overflow)
+            result = execution.update(micro_batches, request);
         meter.time() += result.time;
-        if (result.outcome == UpdateResult::Outcome::not_finite || !std::isfinite(result.loss)) {
+        if (result.outcome == UpdateResult::Outcome::not_finite) {
             trial.failure = fmt::format("the {} is not finite in update {}",
                                         std::isfinite(result.loss) ? "gradient" : "loss", update + 1);
             return;
@@ -179,9 +190,7 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
         meter.end_update();
     }
     if (timed == 0 || !loss.mean()) {
-        trial.failure = timed == 0 && setting.precision == Precision::f16
-                            ? "the gradients overflow in each update"
-                            : "no target of its batches counts";
+        trial.failure = "no target of its batches counts";
         return;
     }
     trial.samples_per_second = static_cast<double>(timed) / std::max(seconds, 1e-9);
@@ -205,8 +214,8 @@ std::int64_t ModelTrials::available(Device device) const {
 
 MemoryNeed ModelTrials::memory_of(const TunerSetting& setting) {
     const GeneratorsBefore before;
-    const TrialTraining training = make(setting);
-    const EmptiesCache afterwards(device_of(training));
+    TrialTraining training = make(setting);
+    const EndsTraining afterwards(training);
     const MemoryBudget budget(*training.module, *training.optimizer, sample_of(training),
                               budget_options(training, setting));
     return {budget.at(setting.batch).peak(), available(device_of(training))};
@@ -214,8 +223,8 @@ MemoryNeed ModelTrials::memory_of(const TunerSetting& setting) {
 
 std::string ModelTrials::advice(const TunerSetting& setting) {
     const GeneratorsBefore before;
-    const TrialTraining training = make(setting);
-    const EmptiesCache afterwards(device_of(training));
+    TrialTraining training = make(setting);
+    const EndsTraining afterwards(training);
     const std::int64_t bytes = available(device_of(training));
     const BudgetOptions options = budget_options(training, setting);
     const data::Batch sample = sample_of(training);

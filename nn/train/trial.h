@@ -90,8 +90,10 @@ struct ModelTrialsOptions {
 
 /// Trials that train. Each has a model of its own, which begins with the same parameters and reads the same items in the same
 /// order, and which is gone before the next is made; so what a program holds beside is neither used nor changed, and the
-/// default generators are afterwards as they were. The peak of the device's memory is reset. In the first quarter of its
-/// updates the learning rate rises to that of the setting, at which it stays.
+/// default generators are afterwards as they were. The peak of the device's memory is reset. The learning rate rises to that
+/// of the setting until half of the samples are read and falls to nothing with the rest, so that what is compared is not the
+/// noise of large steps. An update that overflows in f16 is done again with a smaller loss scale, for the same reason: a
+/// training passes a few of its many updates over, of which a trial has only some.
 class ModelTrials final : public Trials {
 public:
     /// `base`: a setting to ask the size of the dataset with. Throws what `make` does, and Error when it makes no module,

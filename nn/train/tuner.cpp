@@ -179,22 +179,19 @@ bool Tuner::try_workers() {
 
 void Tuner::recompute_for_more() {
     if (options_.recompute.empty()) return;
-    if (!too_large_) {
-        skip("recomputation", "not tried: memory did not limit the batch");
-        return;
-    }
-    const TunerSetting wanted = *too_large_;
+    if (!too_large_) return skip("recomputation", "not tried: memory did not limit the batch");
     std::string missing = "there is no policy that needs less";
-    for (const nn::RecomputePolicy& policy : options_.recompute) {
-        if (policy.what == nn::RecomputePolicy::What::nothing || result_.stopped) continue;
-        TunerSetting setting = wanted;
-        setting.recompute = policy;
-        if (missing = misfit(setting); !missing.empty()) continue;
-        const std::string step = fmt::format("recompute {}, {}", name_of(policy), batch_of(setting));
-        if (consider({.step = step, .setting = setting}) == Verdict::kept) grow();
-        return;
+    auto policy = options_.recompute.begin();
+    while (too_large_ && policy != options_.recompute.end()) {
+        TunerRow row{.setting = *too_large_};
+        row.setting.recompute = *policy++;
+        if (row.setting.recompute.what == nn::RecomputePolicy::What::nothing) continue;
+        if (missing = misfit(row.setting); !missing.empty()) continue;
+        row.step = fmt::format("recompute {}, {}", name_of(row.setting.recompute), batch_of(row.setting));
+        if (consider(std::move(row)) != Verdict::kept) return;
+        grow();  // and what is too large then needs one of the next policies
     }
-    skip("recomputation", fmt::format("not tried: {}", missing));
+    if (!missing.empty()) skip("recomputation", fmt::format("not tried: {}", missing));
 }
 
 /// Why a setting does not fit into the memory; empty when it does.

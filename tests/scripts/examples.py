@@ -123,7 +123,7 @@ def mlp_bad_file():
 
 @case("examples: 4_gpt learns from its own source")
 def gpt():
-    output = succeed([programs / "4_gpt", root / "examples" / "4_gpt.cpp", 40], cwd=root)
+    output = succeed([programs / "4_gpt", root / "examples" / "4_gpt.cpp", "--steps", 40], cwd=root)
     first, last = number_after("step 1: loss", output), number_after("step 40: loss", output)
     require(close(first, 5.6, 0.5), f"the first loss is {first}, that of guessing is 5.55")
     require(last < 0.6 * first, f"the loss went from {first} to {last}")
@@ -175,7 +175,9 @@ def fashion_mnist():
 def fashion_mnist_bad_input():
     program = programs / "6_fashion_mnist"
     for arguments, words in ((["--data", folder / "nowhere"], ["nowhere", "apt-get install dataset-fashion-mnist"]),
-                             (["--epochs", 0], ["--epochs"]), (["--epcohs", 3], ["--epochs"])):
+                             (["--epochs", 0], ["--epochs"]), (["--epcohs", 3], ["--epochs"]),
+                             (["--precision", "f8"], ["--precision", "bf16"]), (["--device", "tpu"], ["--device", "tpu"]),
+                             (["--tune", "--resume", folder], ["--tune", "--resume"])):
         result = shell([program, *arguments])
         require(result.returncode in (1, 2) and result.stdout.count("\n") == 1, result.stdout)
         require(all(word in result.stdout for word in words), result.stdout)
@@ -184,6 +186,49 @@ def fashion_mnist_bad_input():
     images.write_bytes(images.read_bytes()[:-100])
     result = shell([program, *options])
     require(result.returncode == 1 and "train-images-idx3-ubyte.gz" in result.stdout, result.stdout)
+
+
+@case("examples: each that trains does so in half precision, and gets as far as in f32")
+def half_precision():
+    for program, options, text, least in (("3_mlp", [], "it has never seen:", 88),
+                                          ("5_convolution", [], "it has never seen:", 94),
+                                          ("6_fashion_mnist", [*write_clothes(), "--epochs", 2], None, 60)):
+        for precision in ("bf16", "f16"):
+            output = succeed([programs / program, *options, "--precision", precision], cwd=root)
+            right = number_after(text, output) if text else float(re.search(r"([0-9.]+) % of them", output)[1])
+            require(right > least, f"{program} in {precision}:\n{output}")
+    losses = {}
+    for precision in ("f32", "bf16", "f16"):
+        output = succeed([programs / "4_gpt", "--steps", 40, "--precision", precision], cwd=root)
+        losses[precision] = number_after("step 40: loss", output)
+    require(losses["bf16"] != losses["f32"] != losses["f16"], f"all in f32: {losses}")
+    require(all(close(loss, losses["f32"], 0.03 * losses["f32"]) for loss in losses.values()), losses)
+
+
+def tuned(program, *arguments):
+    """What --tune prints, and the command line that it ends with, which must run."""
+    before = sorted(folder.rglob("*"))
+    output = succeed([program, *arguments, "--tune", "--tune-updates", 4], cwd=folder)
+    require(sorted(folder.rglob("*")) == before, "it has written something")
+    table = output[output.index("\nstep "):]
+    require("samples/s" in table and "kept" in table and re.search(r"^base +[0-9.]+ +[0-9.]+ MB +[0-9.]+", table, re.MULTILINE),
+            output)
+    require(re.search(r"^the limit is (compute|bandwidth|input) now: ", table, re.MULTILINE), output)
+    command = re.search(r"^    (\S.*)$", table, re.MULTILINE)
+    require(command and "--tune" not in command[1], output)
+    return output, command[1]
+
+
+@case("examples: --tune tries precisions and batches, and ends with a table and a command line that runs")
+def tune():
+    digits = root / "examples" / "data" / "digits.txt"
+    for program, arguments in (("3_mlp", [digits, 1]), ("4_gpt", [root / "examples" / "4_gpt.cpp", "--steps", 4]),
+                               ("5_convolution", [digits, 1]), ("6_fashion_mnist", [*write_clothes(), "--epochs", 1])):
+        output, command = tuned(programs / program, *arguments)
+        for row in ("precision bf16", "precision f16", "more workers"):
+            require(re.search(rf"^{row}.* (yes|no): ", output, re.MULTILINE), f"{program}: no row {row}:\n{output}")
+        result = shell(["bash", "-c", command], cwd=folder)
+        require(result.returncode == 0, f"{command}:\n{result.stdout}")
 
 
 # ---- train_gpt ----
@@ -370,6 +415,25 @@ def fits():
     require("resumed from" in train("--resume", "fit", "--steps", 6, "--sample-tokens", 0).stdout, "not resumed")
 
 
+@case("train_gpt: --tune grows micro-batches within the memory, and its command line trains")
+def tune_gpt():
+    sizes = ["--width", 32, "--heads", 2, "--layers", 2, "--context", 16, "--threads", 1, "--device", "cpu", "--steps", 4,
+             "--sample-tokens", 0, "--warmup", 1]
+    output, command = tuned(train_gpt, "--text", text_file, *sizes, "--batch", 2, "--accumulate", 4)
+    require(re.search(r"^batch 4 x 2 .* (yes|no): ", output, re.MULTILINE), output)
+    require("recomputation" in output, output)
+    result = shell(["bash", "-c", command + " --run-folder tuned"], cwd=folder)
+    require(result.returncode == 0 and len(metrics_of("tuned")) in (1, 2, 4), f"{command}:\n{result.stdout}")
+    small_budget = ["--text", text_file, *sizes, "--batch", 64, "--memory-budget", 1, "--tune"]
+    refused(small_budget, "MB more than the budget of 1.00 MB", "ecomputation")
+    process = subprocess.Popen([str(a) for a in (train_gpt, "--text", text_file, *sizes, "--tune", "--tune-updates", 2000)],
+                               cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    require(process.returncode == 130 and "stopped before everything was tried" in output, output)
+
+
 @case("train_gpt: without --run-folder every run gets a folder of its own")
 def numbered_folders():
     place = folder / "numbered"
@@ -425,6 +489,9 @@ def bad_values():
             (["--threads", "-1"], ["--threads"]), (["--seed", "-1"], ["--seed"]), (["--top-k", "-1"], ["--top-k"]),
             (["--temperature", "-0.1"], ["--temperature"]), (["--model", "gpt5"], ["--model", "gpt5"]),
             (["--memory-budget", "-1"], ["--memory-budget"]), (["--recompute", "block"], ["--recompute", "blocks:N"]),
+            (["--precision", "f8"], ["--precision", "f8", "bf16"]), (["--tune", "--fit"], ["--tune", "--fit"]),
+            (["--tune", "--recompute", "auto"], ["--tune", "auto"]), (["--tune", "--resume", "x"], ["--tune", "--resume"]),
+            (["--tune-updates", "8"], ["--tune-updates", "--tune"]), (["--tune", "--tune-updates", "3"], ["at least 4"]),
             (["--fit", "--batch", "4"], ["--fit", "--batch"]), (["--fit", "--recompute", "auto"], ["--fit", "auto"]),
             (["--prompt", ""], ["--prompt"])):
         refused([*arguments, "--text", text_file], *words)
