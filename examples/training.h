@@ -78,6 +78,8 @@ inline int tune(const Options& options, const potluck::MakeTraining& make, const
     stop_on_signals();
     potluck::ModelTrials trials(
         make, base, {.memory_bytes = memory_bytes, .should_stop = [] { return stop_requested.load(); }});
+    fmt::print("trials of {} updates on {}\n", options.tune_updates, potluck::describe(device_of(options)));
+    std::fflush(stdout);
     tuner_options.updates = options.tune_updates;
     tuner_options.on_row = [](const potluck::TunerRow& row) {
         fmt::print("{}{}{}\n", row.step, row.why.empty() ? "" : ": ", row.why);

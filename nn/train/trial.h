@@ -83,8 +83,8 @@ public:
 
 struct ModelTrialsOptions {
     std::uint64_t seed = 42;
-    std::int64_t memory_bytes =
-        0;  // that a training may hold; 0: nine tenths of what the device has free, or its cap
+    /// That a training may hold; 0: nine tenths of what the device has free, or its cap.
+    std::int64_t memory_bytes = 0;
     std::function<bool()> should_stop = {};  // asked before each update
 };
 

@@ -18,11 +18,10 @@ namespace potluck {
 
 /// A line of a Tuner's table: a change that was tried, or why it was not.
 struct TunerRow {
-    std::string step = {};         // "batch 16 x 2"
-    TunerSetting setting = {};     // with the change
-    std::optional<Trial> trial{};  // none when it was not tried
-    std::optional<double> speed_ratio =
-        {};  // to the setting that was kept before; none when that was not compared
+    std::string step = {};                   // "batch 16 x 2"
+    TunerSetting setting = {};               // with the change
+    std::optional<Trial> trial{};            // none when it was not tried
+    std::optional<double> speed_ratio = {};  // to what was kept before; none when it was not compared
     std::optional<double> loss_difference = {}, validation_difference = {};  // to the base, relative
     bool kept = false;
     std::string why = {};  // it was kept or not; empty for the base

@@ -428,7 +428,7 @@ def tune_gpt():
     refused(small_budget, "MB more than the budget of 1.00 MB", "ecomputation")
     process = subprocess.Popen([str(a) for a in (train_gpt, "--text", text_file, *sizes, "--tune", "--tune-updates", 2000)],
                                cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    time.sleep(1.0)
+    require(process.stdout.readline().startswith("trials of 2000 updates on "), "it does not say what it does")
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     require(process.returncode == 130 and "stopped before everything was tried" in output, output)
