@@ -158,21 +158,27 @@ struct LinearOperands {
 };
 
 /// Throws Error when the operands do not match.
-LinearOperands linear_operands(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+LinearOperands linear_operands(const Tensor& x, const Tensor& given_weight, const Tensor& bias,
+                               WeightLayout layout) {
     detail::require_defined("linear", x, "x");
-    detail::require_defined("linear", weight, "the weight");
-    detail::require_same_device("linear", {x, weight, bias});
+    detail::require_defined("linear", given_weight, "the weight");
+    detail::require_same_device("linear", {x, given_weight, bias});
     detail::require_rank("linear", x, "x", 1);
-    if (weight.ndim() != 2 || weight.size(1) != x.size(-1))
-        throw Error("linear", fmt::format("x {} needs a weight (out, {}), but it is {}.{}", pretty(x.shape()),
-                                          x.size(-1), pretty(weight.shape()),
-                                          weight.ndim() == 2 && weight.size(0) == x.size(-1)
-                                              ? " Did you mean to transpose it?"
-                                              : ""));
+    const bool in_first = layout == WeightLayout::in_out;
+    const std::int64_t in = x.size(-1);
+    if (given_weight.ndim() != 2 || given_weight.size(in_first ? 0 : 1) != in) {
+        const bool turned = given_weight.ndim() == 2 && given_weight.size(in_first ? 1 : 0) == in;
+        throw Error(
+            "linear",
+            fmt::format("x {} needs a weight {}, but it is {}.{}", pretty(x.shape()),
+                        in_first ? fmt::format("({}, out)", in) : fmt::format("(out, {})", in),
+                        pretty(given_weight.shape()), turned ? " Did you mean to transpose it?" : ""));
+    }
+    const Tensor weight = in_first ? transposed_alias(given_weight) : given_weight;
     const std::int64_t out = weight.size(0);
     if (bias.defined() && bias.shape() != Shape{out})
         throw Error("linear", fmt::format("the weight {} needs a bias ({}), but it is {}.",
-                                          pretty(weight.shape()), out, pretty(bias.shape())));
+                                          pretty(given_weight.shape()), out, pretty(bias.shape())));
     DType dtype = promote(x.dtype(), weight.dtype());
     if (bias.defined()) dtype = promote(dtype, bias.dtype());
     if (dtype == DType::boolean)
@@ -184,31 +190,38 @@ LinearOperands linear_operands(const Tensor& x, const Tensor& weight, const Tens
             std::move(shape)};
 }
 
-/// Records y = x weight^T + bias on the tape. Returns y.
-Tensor record_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
+/// Records y = x weight^T + bias (x weight + bias) on the tape. Returns y.
+Tensor record_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
+                     const Tensor& y) {
     return record(
         "linear", y, {x, weight, bias},
         {keep_if(needs_gradient(weight), x), keep_if(needs_gradient(x), weight)},
-        [by_columns = is_column_major(weight)](const Saved& saved, const Tensor& dy, Gradients& dx) {
+        [in_first = layout == WeightLayout::in_out, by_columns = is_column_major(weight)](
+            const Saved& saved, const Tensor& dy, Gradients& dx) {
             if (is_grad_enabled()) {
                 const Tensor dy_rows = reshape(dy, rows_of(dy));
-                if (dx.wants(0)) dx.add(0, matmul(dy, saved[1]));
+                if (dx.wants(0)) dx.add(0, matmul(dy, in_first ? transpose(saved[1]) : saved[1]));
                 if (dx.wants(1)) {
-                    const Tensor x = saved[0];
-                    dx.add(1, matmul(transpose(dy_rows), reshape(x, rows_of(x))));
+                    const Tensor x = saved[0], x_rows = reshape(x, rows_of(x));
+                    dx.add(1, in_first ? matmul(transpose(x_rows), dy_rows)
+                                       : matmul(transpose(dy_rows), x_rows));
                 }
                 if (dx.wants(2)) dx.add(2, sum(dy_rows, {0}));
                 return;
             }
             const Tensor dy_rows = as_rows(dy);  // (rows, out)
             if (dx.wants(0)) {
+                const Tensor weight = in_first ? transposed_alias(saved[1]) : saved[1];  // (out, in)
                 Shape shape = dy.shape();
-                shape.back() = saved[1].size(1);
-                add_product(dx, 0, dy_rows, saved[1], shape);
+                shape.back() = weight.size(1);
+                add_product(dx, 0, dy_rows, weight, shape);
             }
-            if (dx.wants(1))
-                add_product(dx, 1, transposed_alias(dy_rows), as_rows(saved[0]),
-                            {dy.size(-1), saved[0].size(-1)}, by_columns);
+            if (dx.wants(1)) {
+                const Tensor x_rows = as_rows(saved[0]);
+                const Tensor& left = in_first ? x_rows : dy_rows;
+                const Tensor& right = in_first ? dy_rows : x_rows;
+                add_product(dx, 1, transposed_alias(left), right, {left.size(1), right.size(1)}, by_columns);
+            }
             if (dx.wants(2)) {
                 // A product with ones would round intermediate sums of half types; reduce() sums them in f32.
                 Tensor total = detail::empty_gradient(dx, 2, {dy.size(-1)}, dy);
@@ -235,28 +248,30 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     return squeeze(matrix_product(a, unsqueeze(b, 1)), -1);
 }
 
-Tensor linear(const Tensor& given_x, const Tensor& given_weight, const Tensor& given_bias) {
+Tensor linear(const Tensor& given_x, const Tensor& given_weight, const Tensor& given_bias,
+              WeightLayout layout) {
     const OpScope scope("linear");
     const auto [x, weight, bias] = detail::autocast_operands(given_x, given_weight, given_bias);
-    const LinearOperands operands = linear_operands(x, weight, bias);
+    const LinearOperands operands = linear_operands(x, weight, bias, layout);
     Tensor y = operands.empty_result();
     if (bias.defined())
         backend(x.device()).linear(operands.rows, operands.weight, operands.bias, y);
     else
         backend(x.device()).matmul(operands.rows, transposed_alias(operands.weight), y, /*accumulate=*/false);
-    return record_linear(x, weight, bias, operands.in_shape(y));
+    return record_linear(x, weight, bias, layout, operands.in_shape(y));
 }
 
-Tensor linear_gelu(const Tensor& given_x, const Tensor& given_weight, const Tensor& given_bias) {
+Tensor linear_gelu(const Tensor& given_x, const Tensor& given_weight, const Tensor& given_bias,
+                   WeightLayout layout) {
     const OpScope scope("linear");
     const auto [x, weight, bias] = detail::autocast_operands(given_x, given_weight, given_bias);
-    const LinearOperands operands = linear_operands(x, weight, bias);
+    const LinearOperands operands = linear_operands(x, weight, bias, layout);
     if (!bias.defined() || !is_floating(operands.rows.dtype()))
-        return gelu(linear(x, weight, bias), GeluKind::tanh);
+        return gelu(linear(x, weight, bias, layout), GeluKind::tanh);
     Tensor before = operands.empty_result(), y = operands.empty_result();
     backend(x.device()).linear_gelu(operands.rows, operands.weight, operands.bias, before, y);
     // The tape shows the two ops of which it is composed.
-    return detail::record_gelu(record_linear(x, weight, bias, operands.in_shape(before)),
+    return detail::record_gelu(record_linear(x, weight, bias, layout, operands.in_shape(before)),
                                operands.in_shape(y), GeluKind::tanh);
 }
 

@@ -1,10 +1,10 @@
 #include "core/cpu/gemm_half.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "core/cpu/convert.h"
 #include "core/cpu/rows.h"
+#include "core/cpu/workspace.h"
 
 // Half types are widened to f32 a block at a time, and the blocks are multiplied in f32. The blocks stay in the
 // second-level cache, where a product of f32 runs nearer to the peak of the processor than on the strided rows of a
@@ -17,19 +17,7 @@ constexpr std::int64_t block_rows = 256;
 constexpr std::int64_t block_depth = 384;
 constexpr std::int64_t few_rows = 4;
 
-/// Memory for blocks, kept for the next product of the same thread: fresh pages from the system would cost a tenth of
-/// the product.
-float* workspace(std::int64_t count) {
-    thread_local std::unique_ptr<float[]> memory;
-    thread_local std::int64_t size = 0;
-    if (count > size) {
-        memory.reset();
-        size = 0;
-        memory = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(count));
-        size = count;
-    }
-    return memory.get();
-}
+struct BlockMemory;  // the owner of its workspace
 
 /// The copy keeps the axis that lies without gaps in memory.
 template <Half T>
@@ -129,7 +117,7 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<C>& c
     constexpr bool is_direct = std::same_as<C, float>;
     const Blocks blocks(c.rows, c.columns, a.columns);
     const std::int64_t sum_elements = is_direct ? 0 : c.rows * c.columns;
-    float* const memory = workspace(sum_elements + blocks.a_elements + blocks.b_elements);
+    float* const memory = workspace<BlockMemory, float>(sum_elements + blocks.a_elements + blocks.b_elements);
     Matrix<float> sums{memory, c.rows, c.columns, c.columns, 1};
     if constexpr (is_direct) sums = c;
     if (!is_direct && accumulate)

@@ -34,7 +34,7 @@ Conv1D::Conv1D(std::int64_t in, std::int64_t out)
     : weight(parameter(zeros({in, out}))), bias(parameter(zeros({out}))) {}
 
 Tensor Conv1D::forward(const Tensor& x) {
-    return branch.add_to(linear(x, weight.transpose(0, 1), bias), x, is_training());
+    return branch.add_to(linear(x, weight, bias, WeightLayout::in_out), x, is_training());
 }
 
 std::string Conv1D::describe() const { return fmt::format("Conv1D({}, {})", weight.size(0), weight.size(1)); }
@@ -74,7 +74,7 @@ Tensor GPT2MLP::forward(const Tensor& x) {
             [this](const std::vector<Tensor>& before) { return c_proj(gelu(before[0], GeluKind::tanh)); },
             {c_fc(x)});
     if (c_fc.branch) return c_proj(gelu(c_fc(x), GeluKind::tanh));
-    return c_proj(linear_gelu(x, c_fc.weight.transpose(0, 1), c_fc.bias));
+    return c_proj(linear_gelu(x, c_fc.weight, c_fc.bias, WeightLayout::in_out));
 }
 
 GPT2Block::GPT2Block(const GPT2Config& config)

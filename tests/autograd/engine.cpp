@@ -62,14 +62,17 @@ TEST_CASE("a gradient that the user still holds is not changed by the next run")
 }
 
 TEST_CASE("a linear layer adds micro-batches to its gradients without a temporary of their size") {
-    const Tensor weight = randn({64, 2048}).set_requires_grad();
-    const Tensor x = randn({2, 2048});
-    sum(linear(x, weight)).backward();
-    const Tensor loss = sum(linear(x, weight));
-    reset_peak_memory();
-    const std::int64_t before = memory_statistics().current;
-    loss.backward();
-    CHECK(memory_statistics().peak - before < weight.bytes() / 2);
+    for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+        const bool in_first = layout == WeightLayout::in_out;
+        const Tensor weight = randn(in_first ? Shape{2048, 64} : Shape{64, 2048}).set_requires_grad();
+        const Tensor x = randn({2, 2048});
+        sum(linear(x, weight, {}, layout)).backward();
+        const Tensor loss = sum(linear(x, weight, {}, layout));
+        reset_peak_memory();
+        const std::int64_t before = memory_statistics().current;
+        loss.backward();
+        CHECK(memory_statistics().peak - before < weight.bytes() / 2);
+    }
 }
 
 TEST_CASE("gradients of two leaves never share memory") {

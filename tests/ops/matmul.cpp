@@ -129,6 +129,15 @@ std::vector<Row> matmul_rows() {
              .reference =
                  reference([](const Array& input, const Array& w) { return product(input, transposed(w)); }),
              .note = "no bias"});
+        linear_row.cases.push_back(
+            {.inputs = {{.shape = x}, {.shape = {x.back(), out}}, {.shape = {out}}},
+             .call = call([](const Tensor& input, const Tensor& w, const Tensor& b) {
+                 return linear(input, w, b, WeightLayout::in_out);
+             }),
+             .reference = reference([](const Array& input, const Array& w, const Array& b) {
+                 return add_bias(product(input, w), b);
+             }),
+             .note = "weight (in, out)"});
     }
     linear_row.refusals = {
         {[] {
@@ -139,6 +148,10 @@ std::vector<Row> matmul_rows() {
              linear(ones({4, 3}), ones({2, 3}), ones({3}));
          },
          {"[linear]", "(2, 3)", "(3)"}},
+        {[] {
+             linear(ones({4, 3}), ones({2, 3}), {}, WeightLayout::in_out);
+         },
+         {"[linear]", "(4, 3)", "(3, out)", "(2, 3)", "transpose"}},
     };
 
     Row gelu_row{
@@ -148,18 +161,31 @@ std::vector<Row> matmul_rows() {
                                  {{0, 3}, 8},
                                  {{2, 0}, 8},
                                  {{17, 129}, 24},
-                                 {{2, 33, 65}, 70}})
+                                 {{2, 33, 65}, 70}}) {
+        const auto gelu_of = [](const Array& sums) {
+            return map(sums, [](double v) {
+                return 0.5 * v *
+                       (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
+            });
+        };
         gelu_row.cases.push_back(
             {.inputs = {{.shape = x}, {.shape = {out, x.back()}}, {.shape = {out}}},
              .call = call([](const Tensor& input, const Tensor& w, const Tensor& b) {
                  return linear_gelu(input, w, b);
              }),
-             .reference = reference([](const Array& input, const Array& w, const Array& b) {
-                 return map(add_bias(product(input, transposed(w)), b), [](double v) {
-                     return 0.5 * v *
-                            (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
-                 });
+             .reference = reference([gelu_of](const Array& input, const Array& w, const Array& b) {
+                 return gelu_of(add_bias(product(input, transposed(w)), b));
              })});
+        gelu_row.cases.push_back(
+            {.inputs = {{.shape = x}, {.shape = {x.back(), out}}, {.shape = {out}}},
+             .call = call([](const Tensor& input, const Tensor& w, const Tensor& b) {
+                 return linear_gelu(input, w, b, WeightLayout::in_out);
+             }),
+             .reference = reference([gelu_of](const Array& input, const Array& w, const Array& b) {
+                 return gelu_of(add_bias(product(input, w), b));
+             }),
+             .note = "weight (in, out)"});
+    }
     gelu_row.refusals = {
         {[] {
              linear_gelu(ones({4, 3}), ones({2, 4}), ones({2}));
