@@ -71,7 +71,8 @@ TrialTraining make_trial(const digits::Split& split, Settings settings, const Tu
     return {.module = std::move(net),
             .optimizer = std::move(optimizer),
             .loader = std::make_unique<data::Loader>(make_loader(split.train, settings)),
-            .validation = std::make_unique<data::Loader>(make_loader(split.test, settings))};
+            .validation = std::make_unique<data::Loader>(make_loader(split.test, settings)),
+            .flops_per_token = 6.0 * (64 * 9 * 12 + 16 * 9 * 12 * 24 + 96 * 10)};  // one "token" is an image
 }
 
 /// The fraction of images whose largest logit is the right digit.

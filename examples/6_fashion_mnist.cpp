@@ -92,6 +92,9 @@ struct Net : nn::Module {
     }
 };
 
+/// Of forward and backward of an image: 6 for each of the net's products of two numbers.
+constexpr double flops_per_image = 6.0 * (28 * 28 * 9 * 32 + 14 * 14 * 9 * 32 * 64 + 3136 * 128 + 128 * 10);
+
 constexpr std::array<const char*, 10> names = {"T-shirt", "trousers", "pullover", "dress", "coat",
                                                "sandal",  "shirt",    "sneaker",  "bag",   "ankle boot"};
 
@@ -161,7 +164,8 @@ TrialTraining make_trial(const Images& images, Settings settings, const TunerSet
     return {.module = std::move(net),
             .optimizer = std::move(optimizer),
             .loader = std::make_unique<data::Loader>(make_loader(images, settings)),
-            .validation = std::make_unique<data::Loader>(make_test_loader(images, settings, 2000))};
+            .validation = std::make_unique<data::Loader>(make_test_loader(images, settings, 2000)),
+            .flops_per_token = flops_per_image};
 }
 
 }  // namespace
@@ -192,6 +196,7 @@ int main(int argc, char** argv) try {
     options.resume = !settings.resume.empty();
     options.checkpoint_every = settings.checkpoint_every;
     options.log_every = settings.log_every;
+    options.flops_per_token = flops_per_image;
     options.precision = parse_precision(settings.precision);
     options.should_stop = [] { return training::stop_requested.load(); };
     training::stop_on_signals();

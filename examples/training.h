@@ -24,7 +24,7 @@ struct Options {
     std::string device = "best", precision = "f32";
     int threads = 0, workers = 1;
     bool tune = false;
-    std::int64_t tune_updates = 32;
+    std::int64_t tune_updates = 64;
     std::vector<std::string> command = {};  // the program and its arguments, as they were given
 };
 

@@ -28,7 +28,7 @@ struct TunerRow {
 };
 
 struct TunerOptions {
-    std::int64_t updates = 32;  // of the base in a trial, which fixes the samples of all trials
+    std::int64_t updates = 64;  // of the base in a trial, which fixes the samples of all trials
     std::int64_t rounds = 3;    // runs of each of the two settings whose speeds are compared
     double tolerance = 0.01;    // largest relative difference of the loss to the base
     std::vector<Precision> precisions = {Precision::bf16, Precision::f16};

@@ -149,7 +149,8 @@ TEST_CASE(
     PlantedTrials trials;
     trials.speed = [](const TunerSetting& s) { return 100.0 + static_cast<double>(s.batch); };
     const TunerResult result =
-        Tuner(trials, {.batch = 3, .accumulate = 4, .learning_rate = 1e-3}, {.precisions = {}}).run();
+        Tuner(trials, {.batch = 3, .accumulate = 4, .learning_rate = 1e-3}, {.updates = 32, .precisions = {}})
+            .run();
     REQUIRE(result.rows.size() == 7);
     CHECK(result.rows[1].step == "batch 6 x 2");
     CHECK(result.rows[2].step == "batch 12");
@@ -161,12 +162,13 @@ TEST_CASE(
     CHECK(result.best.batch == 96);
     for (const std::int64_t samples : trials.samples_of_full_runs) CHECK(samples == 32 * 12);
     for (const std::int64_t samples : trials.samples_of_speed_runs) CHECK(samples < 400);
-    const TunerResult same =
-        Tuner(trials, {.batch = 3, .accumulate = 4}, {.precisions = {}, .larger_updates = false}).run();
+    const TunerResult same = Tuner(trials, {.batch = 3, .accumulate = 4},
+                                   {.updates = 32, .precisions = {}, .larger_updates = false})
+                                 .run();
     CHECK(same.best.batch == 12);
     CHECK(same.best.accumulate == 1);
     const auto linear = [&](double exponent) {
-        return Tuner(trials, base, {.precisions = {}, .learning_rate_exponent = exponent})
+        return Tuner(trials, base, {.updates = 32, .precisions = {}, .learning_rate_exponent = exponent})
             .run()
             .best.learning_rate;
     };
