@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: where the gradients of a backward add up and go to; autograd/engine.cpp says when.
+// Internal: where the gradients of a backward add up and go to; autograd/engine.h says when.
 //
 // A leaf with a buffer is added to in that buffer from the first contribution on. Threads: whoever adds to the stored
 // gradient of a plain leaf takes it out of the leaf first (take), and puts the sum back, added to what another thread may

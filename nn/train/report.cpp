@@ -5,8 +5,8 @@
 
 #include "core/format.h"
 #include "core/version.h"
+#include "data/image.h"
 #include "nn/train/chart.h"
-#include "nn/train/png.h"
 #include "nn/train/progress.h"
 
 namespace potluck {
@@ -177,6 +177,20 @@ std::string memory_section(const MemoryUse& memory) {
     return html + "</div>\n</div>\n";
 }
 
+/// RFC 4648, as data URIs hold it.
+std::string base64(const std::string& bytes) {
+    constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string text;
+    for (std::size_t i = 0; i < bytes.size(); i += 3) {
+        std::uint32_t three = 0;
+        for (std::size_t j = 0; j < 3; ++j)
+            three = three << 8 | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0U);
+        for (std::size_t j = 0; j < 4; ++j)
+            text += i + j > bytes.size() ? '=' : digits[three >> (18 - 6 * j) & 63];
+    }
+    return text;
+}
+
 std::string pictures_section(const std::vector<ReportPicture>& pictures) {
     if (pictures.empty()) return "";
     std::string html = "<h2>Pictures</h2>\n<div class=\"pictures\">\n";
@@ -185,7 +199,7 @@ std::string pictures_section(const std::vector<ReportPicture>& pictures) {
             "<figure{}><img alt=\"{}\" "
             "src=\"data:image/png;base64,{}\"><figcaption>{}</figcaption></figure>\n",
             picture.label == picture.predicted ? "" : " class=\"wrong\"", escaped(picture.label),
-            base64(png_of(picture.image)),
+            base64(data::encode_png(picture.image)),
             picture.label == picture.predicted
                 ? escaped(picture.label)
                 : fmt::format("{}, not {}", escaped(picture.label), escaped(picture.predicted)));

@@ -42,6 +42,8 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="measured steps in each round")
+    parser.add_argument("--precision", default="f32", choices=["f32", "bf16", "f16"], help="of both, under autocast")
+    parser.add_argument("--fast", action="store_true", help="PyTorch with fused attention and AdamW")
     parser.add_argument("--check", action="store_true", help="fail when slower, or above 2.6 GB")
     options = parser.parse_args()
 
@@ -56,8 +58,9 @@ def main():
 
     ours, theirs = [], []
     for _ in range(options.rounds):
-        ours.append(run([options.bench, *common], environment))
-        theirs.append(run([options.python, yardstick, *common], pytorch_environment))
+        ours.append(run([options.bench, *common, "--precision", options.precision], environment))
+        theirs.append(run([options.python, yardstick, *common, "--dtype", options.precision,
+                           *(["--fast"] if options.fast else [])], pytorch_environment))
         print(f"ours {ours[-1]['seconds_per_step']:.3f} s, PyTorch {theirs[-1]['seconds_per_step']:.3f} s", flush=True)
     print("PyTorch's BLAS:", theirs[0]["blas"])
 

@@ -4,9 +4,9 @@
     sudo apt install python3-torch libopenblas0    # libopenblas0, or PyTorch runs on the slow reference BLAS
     /usr/bin/python3 tests/bench/pytorch_gpt2.py --threads 2 --steps 5
 
-A step is forward, cross-entropy, backward and AdamW in fp32, on batch 4 x 64 tokens. On a GPU (--device cuda), with
---dtype bf16, it runs under autocast with fused attention and the fused optimizer: PyTorch's fastest mode without
-compilation. The model equals the Hugging Face GPT-2 without dropout: pre-norm blocks, gelu (tanh), learned positions,
+A step is forward, cross-entropy, backward and AdamW in fp32, on batch 4 x 64 tokens. On a GPU (--device cuda), and with
+--fast on the CPU, it takes fused attention and the fused optimizer; --dtype bf16 runs it under autocast: PyTorch's fastest
+modes without compilation. The model equals the Hugging Face GPT-2 without dropout: pre-norm blocks, gelu (tanh), learned positions,
 weights stored (in, out), output head tied to the token embedding. The last line of output is JSON;
 tests/bench/compare_gpt2.py runs this program and bench_gpt2 alternately and prints the ratio.
 """
@@ -38,9 +38,9 @@ class Projection(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads, context):
+    def __init__(self, width, heads, context, fast):
         super().__init__()
-        self.heads = heads
+        self.heads, self.fast = heads, fast
         self.ln_1 = nn.LayerNorm(width, eps=1e-5)
         self.attention = Projection(width, 3 * width)
         self.attention_out = Projection(width, width)
@@ -53,7 +53,7 @@ class Block(nn.Module):
         batch, length, width = x.shape
         q, k, v = (part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
                    for part in self.attention(x).split(width, dim=2))
-        if x.is_cuda:
+        if x.is_cuda or self.fast:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             return self.attention_out(y.transpose(1, 2).reshape(batch, length, width))
         scores = q @ k.transpose(-1, -2) / math.sqrt(width // self.heads)  # (batch, heads, length, length)
@@ -67,13 +67,13 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    def __init__(self, layers, heads, width, vocabulary, context):
+    def __init__(self, layers, heads, width, vocabulary, context, fast):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions.weight, std=0.02)
-        self.blocks = nn.ModuleList(Block(width, heads, context) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, context, fast) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width, eps=1e-5)
 
     def forward(self, ids):
@@ -104,14 +104,16 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
     parser.add_argument("--foreach", action="store_true", help="AdamW over lists of tensors (default: one by one)")
+    parser.add_argument("--fast", action="store_true", help="fused attention and AdamW on the CPU, too (PyTorch 2.4 or later)")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
-    model = Gpt2(options.layers, options.heads, options.width, options.vocabulary, max(1024, options.time)).to(options.device)
+    model = Gpt2(options.layers, options.heads, options.width, options.vocabulary, max(1024, options.time),
+                 options.fast).to(options.device)
     on_gpu = options.device.startswith("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
-                                  **({"fused": True} if on_gpu else {"foreach": options.foreach}))
+                                  **({"fused": True} if on_gpu or options.fast else {"foreach": options.foreach}))
     half = {"f32": None, "f16": torch.float16, "bf16": torch.bfloat16}[options.dtype]
     text = torch.randint(options.vocabulary, (options.batch, options.time + 1))
     ids, labels = (part.contiguous().to(options.device) for part in (text[:, :-1], text[:, 1:]))
