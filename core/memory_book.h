@@ -19,7 +19,7 @@ class Backend;
 
 /// Allocates blocks on one device: counts them by op, enforces a cap, and keeps freed blocks for the next request of
 /// the same size. Training requests the same sizes again and again, and fresh pages cost more than used ones.
-/// Live and cached blocks together never take more than live blocks took at their peak.
+/// Live and cached blocks together never take more than an eighth above what live blocks took at their peak.
 class MemoryBook {
 public:
     MemoryBook(Device device, Backend& backend) : device_(device), backend_(backend) {}
@@ -70,7 +70,7 @@ private:
     std::int64_t current_ = 0;
     std::int64_t peak_ = 0;
     std::int64_t live_blocks_ = 0;  // like current_, but in whole blocks
-    std::int64_t high_water_ = 0;   // peak of live_blocks_: the cache may grow up to it
+    std::int64_t high_water_ = 0;   // peak of live_blocks_, which limits the cache
     std::int64_t cap_ = 0;
     std::vector<Holding> held_;       // ops are distinguished by the address of their name
     std::vector<Holding> peak_held_;  // a copy of held_ at the peak ...

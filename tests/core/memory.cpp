@@ -144,7 +144,7 @@ TEST_CASE("memory: the same sizes again and again cost no new memory") {
     CHECK(memory_statistics(device).cached == 0);
 }
 
-TEST_CASE("memory: live and kept blocks never take more than live ones once did") {
+TEST_CASE("memory: live and kept blocks never take more than an eighth above what live ones once did") {
     const Device device = test::fake_device();
     release_cached_memory(device);
     std::int64_t most_live = 0;
@@ -161,12 +161,27 @@ TEST_CASE("memory: live and kept blocks never take more than live ones once did"
         if (held.size() > 40) held.clear();
         const MemoryStatistics now = memory_statistics(device);
         most_live = std::max(most_live, now.current);
-        REQUIRE(now.current + now.cached <= most_live + 40 * 4096);  // blocks are rounded up to pages
-        REQUIRE(test::fake_memory().bytes <= most_live + 40 * 4096);
+        const std::int64_t most_blocks = most_live + 40 * 4096;  // blocks are rounded up to pages
+        REQUIRE(now.current + now.cached <= most_blocks + most_blocks / 8);
+        REQUIRE(test::fake_memory().bytes <= most_blocks + most_blocks / 8);
     }
     held.clear();
     release_cached_memory(device);
     CHECK(test::fake_memory().bytes == 0);
+}
+
+TEST_CASE("memory: what is not live at the peak is kept for the next step all the same") {
+    const Device device = test::fake_device();
+    release_cached_memory(device);
+    const auto step = [&] {
+        { const Tensor activations = bytes_of(mega, device); }
+        const Tensor gradients = bytes_of(9 * mega, device);  // the peak
+    };
+    step();
+    const auto after_first = test::fake_memory();
+    for (int i = 0; i < 10; ++i) step();
+    CHECK(test::fake_memory().allocations == after_first.allocations);
+    release_cached_memory(device);
 }
 
 TEST_CASE("memory: kept blocks are given back before a request fails") {
