@@ -4,6 +4,7 @@
 #include <any>
 #include <cstddef>
 #include <map>
+#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -44,13 +45,15 @@ struct Offloaded {
     }
 };
 
-/// All tensors that were moved within one guard.
+/// All tensors that were moved within one guard. A thread may go back through one graph while others go through theirs, or
+/// forward: an input may be kept by all of them.
 class OffloadedTensors {
 public:
     explicit OffloadedTensors(const OffloadOptions& options) : options_(options) {}
 
     /// Moves `x`, unless an op before has done so.
     std::shared_ptr<Offloaded> move_away(const Tensor& x) {
+        const std::lock_guard lock(mutex_);
         const View view{x.storage().get(), x.dtype(), x.offset(), x.shape(), x.strides()};
         if (const auto known = known_[view].lock();
             known != nullptr && known->origin.lock() == x.storage() && !known->was_changed()) {
@@ -78,6 +81,7 @@ public:
     /// The tensor, for one of the ops that keep it.
     Tensor take(Offloaded& tensor) {
         const OpScope scope("offload");
+        const std::lock_guard lock(mutex_);
         if (tensor.was_changed())
             throw Error(
                 "offload",
@@ -118,6 +122,7 @@ private:
     }
 
     OffloadOptions options_;
+    std::mutex mutex_;  // for what follows, and what the tensors hold
     std::size_t next_ = 0, sweep_at_ = 256;
     std::map<std::size_t, std::weak_ptr<Offloaded>> tensors_;  // by number
     std::map<View, std::weak_ptr<Offloaded>> known_;

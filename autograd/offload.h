@@ -24,7 +24,7 @@ struct OffloadOptions {
 ///
 /// Parameters stay where they are, and so do tensors that are there already: on a model in the memory of `to` the guard does
 /// nothing. A tensor that several ops keep is moved once. Around recompute() it moves the inputs of the regions, which is
-/// all that those keep. A tensor that was changed in place since is an Error in backward, as ever.
+/// all that those keep. A tensor that was changed in place since is an Error in backward. Threads may share a guard's graphs.
 class Offload {
 public:
     /// Throws Error for negative numbers.

@@ -3,6 +3,7 @@
 #include <potluck.h>
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 
 #include <fmt/core.h>
@@ -141,7 +142,10 @@ std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& te
     const std::int64_t limit = memory_limit(device);
     // Not the last byte of what other programs use, too; a cap is this program's own.
     const std::int64_t free_now = memory_statistics(device).cap > 0 ? limit : limit / 10 * 9;
-    const std::int64_t bytes = settings.memory_budget > 0 ? settings.memory_budget * 1'000'000 : free_now;
+    constexpr std::int64_t megabyte = 1'000'000;
+    const std::int64_t most = std::numeric_limits<std::int64_t>::max() / megabyte;
+    const std::int64_t bytes =
+        settings.memory_budget > 0 ? std::min(settings.memory_budget, most) * megabyte : free_now;
     if (settings.fit) settings.batch = 1;  // what has to fit at least
     optim::AdamW optimizer(model, optimizer_options(settings));
     const data::Batch sample = sample_batch(settings, text);

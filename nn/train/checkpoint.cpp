@@ -291,9 +291,10 @@ std::string finish_checkpoint(const std::string& folder, const Manifest& manifes
                 if (!is_complete(checkpoint)) continue;
                 if (kept++ < keep || checkpoint == complete)
                     continue;  // a newer run may have written lower steps
-                fs::remove(checkpoint /
-                           manifest_file);  // first, so that a partly removed folder does not look complete
-                fs::remove_all(checkpoint);
+                // What is partly removed when the program is killed must not look complete, and goes with the next save.
+                const fs::path leaving = checkpoint.string() + unfinished;
+                fs::rename(checkpoint, leaving);
+                fs::remove_all(leaving);
             }
         }
         return complete.string();
@@ -357,9 +358,16 @@ ResumedCheckpoint load_latest_checkpoint_if_any(const std::string& folder, nn::M
         apply(std::move(content), checkpoint, module, optimizer, check);
         break;
     }
+    const bool all_damaged = resumed.path.empty() && !resumed.damaged.empty();
     std::vector<std::string> newer = unfinished_after(resumed.path.empty() ? -1 : resumed.state.step, folder);
     newer.insert(newer.end(), resumed.damaged.begin(), resumed.damaged.end());
     resumed.damaged = std::move(newer);
+    if (all_damaged)
+        throw Error(
+            "load_checkpoint",
+            fmt::format("none of the checkpoints in {} is sound. Bring one back from a copy, or begin "
+                        "in another folder: a new run here would replace them. {}",
+                        folder, fmt::join(resumed.damaged, " ")));
     return resumed;
 }
 

@@ -46,7 +46,7 @@ TrainingState load_checkpoint(const std::string& path, nn::Module& module, optim
 std::optional<std::string> latest_checkpoint(const std::string& folder);
 
 struct ResumedCheckpoint {
-    std::string path;  // empty: there is none that is sound
+    std::string path;  // empty: there is none
     TrainingState state;
     std::vector<std::string> damaged;  // newer checkpoints that were skipped, and why: a sentence each
 };
@@ -54,13 +54,13 @@ struct ResumedCheckpoint {
 /// Throws Error if a run cannot be continued from this state of a checkpoint.
 using StateCheck = std::function<void(const TrainingState&)>;
 
-/// Loads the newest valid checkpoint in `folder`, checksums included, like load_checkpoint(). Throws Error when there
-/// is none, with what is wrong with each, and when the valid one does not fit or `check`, which is called before
+/// Loads the newest sound checkpoint in `folder`, checksums included, like load_checkpoint(). Throws Error when there
+/// is none, with what is wrong with each, and when the sound one does not fit or `check`, which is called before
 /// anything is changed, refuses its state.
 ResumedCheckpoint load_latest_checkpoint(const std::string& folder, nn::Module& module,
                                          optim::Optimizer& optimizer, const StateCheck& check = {});
 
-/// The same, but where there is no sound checkpoint, or not even the folder, the path that it returns is empty.
+/// The same, but where no checkpoint was ever finished, or there is not even the folder, it returns an empty path.
 ResumedCheckpoint load_latest_checkpoint_if_any(const std::string& folder, nn::Module& module,
                                                 optim::Optimizer& optimizer, const StateCheck& check = {});
 

@@ -285,6 +285,12 @@ LayeredAccumulation::LayeredAccumulation(nn::LanguageModel& model, optim::Optimi
             fmt::format("the model is on {}, but its parameters are to be kept on {}. Leave it there: "
                         "model.to({}), before the optimizer is made.",
                         home, options.host, options.host));
+    if (options.offload_parameters && device() == options.host)
+        throw Error("layered_accumulation",
+                    fmt::format("offload_parameters keeps the parameters on {}, and the update would be "
+                                "computed there, too. Give the device that computes it: .device = "
+                                "Device::cuda().",
+                                options.host));
     if (!options.offload_parameters && options.device && *options.device != home)
         throw Error("layered_accumulation",
                     fmt::format("the model is on {} and is to be computed on {}. Move it there, or let "

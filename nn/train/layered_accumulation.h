@@ -27,7 +27,7 @@ struct LayeredOptions {
     /// What flows between the blocks is kept in the memory of `host` instead of the device's.
     bool offload_inputs = false;
     /// The blocks' parameters, their gradients and the optimizer's state live in the memory of `host`, where the optimizer
-    /// updates them; a block is on the device only while it computes. The model must be on `host` when this is made.
+    /// updates them; a block is on `device`, another one, only while it computes. The model must be on `host` by then.
     bool offload_parameters = false;
     Device host = Device::cpu();
 };
@@ -46,7 +46,7 @@ class LayeredAccumulation final : public Execution {
 public:
     /// `loss` is a function of (logits, targets) as for a Trainer; none: the mean cross-entropy over the targets that are not
     /// -100. Keeps references: model and optimizer must outlive it. Throws Error when parameters are to be offloaded and the
-    /// model is not on `host`, or two blocks share one.
+    /// model is not on `host`, `device` is none other, or two blocks share one.
     LayeredAccumulation(nn::LanguageModel& model, optim::Optimizer& optimizer, LossFunction loss = {},
                         const LayeredOptions& options = {});
     ~LayeredAccumulation() override;

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "autograd/autocast.h"
-#include "autograd/ops/join.h"
+#include "autograd/ops/view.h"
 #include "autograd/tape.h"
 #include "core/factories.h"
 #include "core/format.h"
@@ -25,12 +25,26 @@ std::string in_megabytes(std::int64_t bytes) {
     return fmt::format("{:.2f} MB", 1e-6 * static_cast<double>(bytes));
 }
 
+constexpr double most_bytes =
+    288230376151711744.0;  // 2^58: no machine has more, and a sum of some stays a number
+
+std::int64_t whole_bytes(double bytes) {
+    return static_cast<std::int64_t>(std::clamp(bytes, -most_bytes, most_bytes));
+}
+
 /// The first `items` rows of `x`, which begin anew when there are fewer.
 Tensor rows_of(const Tensor& x, std::int64_t items) {
     if (!x.defined() || x.ndim() == 0) return x;
-    const std::int64_t times = (items + x.size(0) - 1) / x.size(0);
-    const Tensor enough = times > 1 ? cat(std::vector<Tensor>(static_cast<std::size_t>(times), x), 0) : x;
-    return enough.narrow(0, 0, items);
+    const std::int64_t rows = x.size(0);
+    const std::int64_t times = items / rows + (items % rows > 0 ? 1 : 0);
+    if (times <= 1) return x.narrow(0, 0, items);
+    if (static_cast<double>(times) * static_cast<double>(x.bytes() + rows) > most_bytes)
+        throw OutOfMemory(op, fmt::format("micro-batches of {} items are larger than any memory.", items),
+                          whole_bytes(most_bytes));
+    Shape copies = x.shape(), all = x.shape();
+    copies.insert(copies.begin(), times);
+    all[0] = times * rows;
+    return expand(unsqueeze(x, 0), copies).reshape(all).contiguous().narrow(0, 0, items);
 }
 
 std::int64_t bytes_on(Device device, const Tensor& x) {
@@ -123,7 +137,9 @@ void MemoryBudget::count_state() {
     const std::int64_t items = sample_.inputs.size(0);
     const std::int64_t sample_bytes = bytes_on(device_, sample_.inputs) + bytes_on(device_, sample_.targets);
     if (sample_.inputs.device() == device_)
-        item_bytes_ = (options_.accumulate + options_.read_ahead) * (sample_bytes / items);
+        item_bytes_ = whole_bytes(
+            (static_cast<double>(options_.accumulate) + static_cast<double>(options_.read_ahead)) *
+            static_cast<double>(sample_bytes / items));
     std::int64_t known =
         memory_statistics(device_).current;  // what is left when all that is known has been taken off
     known -= sample_bytes;
@@ -217,7 +233,7 @@ MemoryPrediction MemoryBudget::at(std::int64_t items) const {
     if (items < 1) throw Error(op, fmt::format("micro-batches of {} items. They have at least 1.", items));
     MemoryPrediction prediction = state_;
     prediction.items = items;
-    prediction.batches = item_bytes_ * items;
+    prediction.batches = whole_bytes(static_cast<double>(item_bytes_) * static_cast<double>(items));
     const auto highest = std::max_element(
         timeline_.begin(), timeline_.end(),
         [items](const TimelinePoint& a, const TimelinePoint& b) { return a.bytes(items) < b.bytes(items); });
@@ -227,7 +243,7 @@ MemoryPrediction MemoryBudget::at(std::int64_t items) const {
         return prediction;
     }
     auto fixed = static_cast<std::int64_t>(highest->fixed);
-    prediction.activations = static_cast<std::int64_t>(highest->bytes(items)) - fixed;
+    prediction.activations = whole_bytes(highest->bytes(items)) - fixed;
     const auto take = [&fixed](std::int64_t most) {
         const std::int64_t taken = std::clamp<std::int64_t>(fixed, 0, most);
         fixed -= taken;
@@ -241,10 +257,13 @@ MemoryPrediction MemoryBudget::at(std::int64_t items) const {
 
 /// By the prediction alone.
 std::int64_t MemoryBudget::predicted_batch(std::int64_t bytes, std::int64_t most) const {
-    std::int64_t fits = 0, too_many = most + 1;
-    while (too_many - fits > 1) {
-        const std::int64_t middle = fits + (too_many - fits) / 2;
-        (at(middle).peak() <= bytes ? fits : too_many) = middle;
+    std::int64_t fits = 0, most_left = most;
+    while (fits < most_left) {
+        const std::int64_t middle = most_left - (most_left - fits) / 2;
+        if (at(middle).peak() <= bytes)
+            fits = middle;
+        else
+            most_left = middle - 1;
     }
     return fits;
 }

@@ -158,7 +158,7 @@ void Trainer::resume(Run& run) {
     for (const std::string& damaged : resumed.damaged) run.progress.say("passed over: " + damaged);
     if (resumed.path.empty()) {
         run.folder->rewind(0);
-        run.progress.say(fmt::format("there is no sound checkpoint in {} to go on from: a new run begins",
+        run.progress.say(fmt::format("there is no checkpoint in {} to go on from: a new run begins",
                                      run.folder->checkpoints()));
         return;
     }

@@ -35,7 +35,7 @@ struct TrainerOptions {
 
     /// Metrics, summary, report and checkpoints go here, see RunFolder; empty: nothing is written.
     std::string run_folder = {};
-    /// Go on from the newest sound checkpoint in run_folder. Where there is none: an Error, or a new run.
+    /// Go on from the newest sound checkpoint in run_folder; all damaged: an Error. Where there is none: an Error, or a new run.
     bool resume = false, resume_if_possible = false;
     std::int64_t checkpoint_every = 0;  // updates; 0: only at the end
     std::int64_t keep_checkpoints = 2;  // the newest complete ones; 0: all

@@ -2,6 +2,7 @@
 
 #include "autograd/offload.h"
 
+#include "autograd/autocast.h"
 #include "autograd/recompute.h"
 #include "core/backend.h"
 #include "core/memory.h"
@@ -52,25 +53,34 @@ struct Stack {
 
 }  // namespace
 
-TEST_CASE("offload: gradients have the same bits, with recomputation too, whatever is read ahead") {
+TEST_CASE(
+    "offload: gradients have the same bits, with recomputation and Autocast too, whatever is read ahead") {
     on_each_device([] {
         Stack stack(4, 32);
         const Tensor x = numbers({16, 32}, 9);
-        stack.loss(x, false).backward();
-        const std::vector<test::Values> expected = stack.take_gradients();
-        for (const bool recomputed : {false, true}) {
-            for (const std::int64_t read_ahead : {0, 1, 2, 100}) {
-                CAPTURE(recomputed);
-                CAPTURE(read_ahead);
-                Tensor loss;
-                {
-                    const Offload guard({.smallest = 0, .read_ahead = read_ahead});
-                    loss = stack.loss(x, recomputed);
+        const auto loss_in = [&](DType precision, bool recomputed) {
+            const detail::LossIsScaled quiet;
+            const Autocast guard(precision);
+            return stack.loss(x, recomputed);
+        };
+        for (const DType precision : {DType::f32, DType::bf16, DType::f16}) {
+            loss_in(precision, false).backward();
+            const std::vector<test::Values> expected = stack.take_gradients();
+            for (const bool recomputed : {false, true}) {
+                for (const std::int64_t read_ahead : {0, 1, 2, 100}) {
+                    CAPTURE(precision);
+                    CAPTURE(recomputed);
+                    CAPTURE(read_ahead);
+                    Tensor loss;
+                    {
+                        const Offload guard({.smallest = 0, .read_ahead = read_ahead});
+                        loss = loss_in(precision, recomputed);
+                    }
+                    backward(loss, {.retain_graph = true});
+                    CHECK(stack.take_gradients() == expected);
+                    loss.backward();
+                    CHECK(stack.take_gradients() == expected);
                 }
-                backward(loss, {.retain_graph = true});
-                CHECK(stack.take_gradients() == expected);
-                loss.backward();
-                CHECK(stack.take_gradients() == expected);
             }
         }
     });

@@ -177,6 +177,36 @@ TEST_CASE("recompute: in the precision of the forward pass, wherever backward ru
     });
 }
 
+TEST_CASE("recompute: nested regions keep their own precisions, also when they are computed a third time") {
+    on_each_device([] {
+        const Tensor x = numbers({4, 16}, 1), w = numbers({16, 16}, 2).set_requires_grad(),
+                     v = numbers({16, 16}, 3).set_requires_grad();
+        const auto inner = [&](const Tensor& in) {
+            const Autocast guard(DType::f32);
+            return tanh(linear(in, v));
+        };
+        const auto gradients_of = [&](bool recomputed) {
+            const auto outer = [&](const Tensor& in) {
+                const Tensor y = tanh(linear(in, w));
+                return linear(recomputed ? recompute(inner, y) : inner(y), w);
+            };
+            Tensor loss;
+            {
+                const Autocast guard(DType::bf16);
+                loss = square(recomputed ? recompute(outer, x) : outer(x)).sum();
+            }
+            std::vector<test::Values> found;
+            for (const bool retain : {true, false})
+                for (const Tensor& gradient : gradients(loss, {w, v}, {.retain_graph = retain}))
+                    found.push_back(gradient.to_vector());
+            return found;
+        };
+        const std::vector<test::Values> expected = gradients_of(false);
+        CHECK(gradients_of(true) == expected);
+        CHECK(expected[0] == expected[2]);
+    });
+}
+
 TEST_CASE(
     "recompute: keeps the inputs alone, and a second backward and a second derivative compute it once more") {
     const Tensor w = numbers({64, 64}, 1).set_requires_grad();

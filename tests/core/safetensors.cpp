@@ -12,6 +12,7 @@
 #include "core/factories.h"
 #include "core/memory.h"
 #include "tests/core/temporary_folder.h"
+#include "tests/on_device.h"
 
 using namespace potluck;
 using test::TemporaryFolder;
@@ -149,6 +150,26 @@ TEST_CASE("safetensors: views are written as they look, and nothing else of thei
     CHECK(loaded.at("rows").to_vector() == std::vector<double>{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2});
     CHECK(loaded.at("none").shape() == Shape{0, 3});
     CHECK(std::filesystem::file_size(folder / "views") < 1000);
+}
+
+TEST_CASE("safetensors: views of any device are written as they look") {
+    test::on_each_device([] {
+        const TemporaryFolder folder;
+        const Tensor a = arange(0, 6, 1, {DType::f32}).alias({2, 3}, {3, 1}, 0).to(test::test_device());
+        save_safetensors(folder / "views",
+                         {{{"turned", a.alias({3, 2}, {1, 3}, 0)},
+                           {"columns", a.alias({2, 2}, {3, 1}, 1)},
+                           {"rows", a.alias({1, 3}, {3, 1}, 0).broadcast_alias("test", {4, 3})},
+                           {"none", a.alias({0, 3}, {3, 1}, 6)}},
+                          {}});
+        const auto loaded = load_safetensors(folder / "views").tensors;
+        CHECK(loaded.at("turned").to_vector() == std::vector<double>{0, 3, 1, 4, 2, 5});
+        CHECK(loaded.at("turned").shape() == Shape{3, 2});
+        CHECK(loaded.at("columns").to_vector() == std::vector<double>{1, 2, 4, 5});
+        CHECK(loaded.at("rows").to_vector() == std::vector<double>{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2});
+        CHECK(loaded.at("none").shape() == Shape{0, 3});
+        CHECK(std::filesystem::file_size(folder / "views") < 800);
+    });
 }
 
 TEST_CASE("safetensors: loaded tensors lie in the file's pages; changes stay in this process") {

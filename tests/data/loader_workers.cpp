@@ -15,6 +15,7 @@
 #include "core/memory.h"
 #include "data/loader.h"
 #include "tests/expect_error.h"
+#include "tests/on_device.h"
 
 using namespace potluck;
 using potluck::test::contains;
@@ -147,21 +148,23 @@ TEST_CASE("loader: the timeout is for one item, not for a batch, and slow items 
 }
 
 TEST_CASE("loader: a loop left early and a loader destroyed with a full queue end at once") {
-    for (int workers : {1, 4, 16}) {
-        const double left = seconds_of([&] {
-            for (auto [x, y] :
-                 data::Loader(data::TensorDataset(zeros({1000, 4})), {.batch = 2, .workers = workers}))
-                break;
-        });
-        CHECK(left < 2.0);
-        const double destroyed = seconds_of([&] {
-            data::Loader loader(data::TensorDataset(zeros({1000, 4})),
-                                {.batch = 2, .workers = workers, .read_ahead = 3});
-            loader.next();
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the queue fills up
-        });
-        CHECK(destroyed < 2.0);
-    }
+    test::on_each_device([] {
+        for (int workers : {1, 4, 16}) {
+            const data::LoaderOptions options{
+                .batch = 2, .workers = workers, .read_ahead = 3, .device = test::test_device()};
+            const double left = seconds_of([&] {
+                for (auto [x, y] : data::Loader(data::TensorDataset(zeros({1000, 4})), options)) break;
+            });
+            CHECK(left < 2.0);
+            const double destroyed = seconds_of([&] {
+                data::Loader loader(data::TensorDataset(zeros({1000, 4})), options);
+                loader.next();
+                std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the queue fills up
+                loader.next();                                               // the next one is on its way
+            });
+            CHECK(destroyed < 2.0);
+        }
+    });
 }
 
 TEST_CASE("loader: left while every worker is in the middle of a long batch, it ends within its patience") {
@@ -235,7 +238,8 @@ TEST_CASE("loader: a program with a thread that hangs still ends, with the exit 
 TEST_CASE("loader: a program that leaves its loop early ends well") {
     if (const char* task = std::getenv(task_variable); task != nullptr) {  // this is the child
         for (auto [x, y] :
-             data::Loader(data::TensorDataset(zeros({1000, 4})), {.batch = 2, .workers = std::atoi(task)}))
+             data::Loader(data::TensorDataset(zeros({1000, 4})),
+                          {.batch = 2, .workers = std::atoi(task), .device = test::devices().back()}))
             break;
     } else {
         for (const char* workers : {"1", "4", "16"})

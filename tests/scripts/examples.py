@@ -335,7 +335,7 @@ def killed():
     require(steps == list(range(1, newest + 21)), f"steps are missing or doubled: {steps}")
 
 
-@case("train_gpt: --resume auto begins a run, goes on with it, and begins again where nothing sound is left")
+@case("train_gpt: --resume auto begins a run, goes on with it, and leaves one alone in which nothing sound is left")
 def resume_auto():
     arguments = ["--text", text_file, "--run-folder", "auto", "--resume", "auto", *small, "--sample-tokens", 0,
                  "--checkpoint-every", 4]
@@ -362,8 +362,9 @@ def resume_auto():
     require("This run is finished" in auto(12), "nothing was left to do")
     for step in (8, 12):
         spoil(step)
-    output = auto(12)
-    require("a new run begins" in output and output.count("passed over") == 2, output)
+    before = (folder / "auto" / "metrics.jsonl").read_text()
+    refused([*arguments, "--steps", 12], "none of the checkpoints", "step_00000008", "step_00000012")
+    require((folder / "auto" / "metrics.jsonl").read_text() == before, "the metrics have changed")
     # The settings of a run are those that it began with, also before its first checkpoint.
     shutil.rmtree(folder / "auto" / "checkpoints")
     refused([*arguments, "--steps", 12, "--seed", 7], "--seed", "42")
@@ -412,6 +413,10 @@ def fits():
                       "--sample-tokens", 0], cwd=folder)
     require(megabytes(output, "measured peak") <= 5, output)
     require(json.loads((folder / "chosen" / "settings.json").read_text())["recompute"] in ("parts", "blocks"), output)
+    # More MB than an i64 holds bytes are all that one could want.
+    output = succeed([train_gpt, "--text", text_file, *sizes, "--memory-budget", 10**15, "--recompute", "auto",
+                      "--run-folder", "plenty", "--steps", 1, "--sample-tokens", 0], cwd=folder)
+    require(json.loads((folder / "plenty" / "settings.json").read_text())["recompute"] == "none", output)
     require("resumed from" in train("--resume", "fit", "--steps", 6, "--sample-tokens", 0).stdout, "not resumed")
 
 

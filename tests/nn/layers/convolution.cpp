@@ -3,9 +3,13 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "potluck.h"
 #include "tests/nn/support.h"
+#include "tests/on_device.h"
 
 using namespace potluck;
 using test::check_error;
@@ -100,6 +104,25 @@ TEST_CASE("batch norm: training collects statistics, evaluation uses them") {
     CHECK(largest(z) == 0.0);
     CHECK(layer.running_mean.to_vector() == std::vector<double>{1, 10});
     CHECK(layer.num_batches_tracked.item<std::int64_t>() == 1);
+}
+
+TEST_CASE("batch norm: in a region that is computed again a batch counts once") {
+    test::on_each_device([] {
+        const Tensor x = tensor({{3.}, {5.}}).to(test::test_device());
+        std::vector<std::map<std::string, std::vector<double>>> states;
+        for (const bool recomputed : {false, true}) {
+            nn::BatchNorm layer(1);
+            layer.to(test::test_device());
+            const auto region = [&](const Tensor& in) { return square(layer(in)); };
+            (recomputed ? recompute(region, x) : region(x)).sum().backward();
+            CHECK(layer.running_mean.item() == doctest::Approx(0.4));
+            CHECK(layer.num_batches_tracked.item<std::int64_t>() == 1);
+            states.emplace_back();
+            for (const auto& [name, tensor] : layer.state_dict()) states.back()[name] = tensor.to_vector();
+            states.back()["gradient"] = layer.weight.grad().to_vector();
+        }
+        CHECK(states[0] == states[1]);
+    });
 }
 
 TEST_CASE("batch norm: a last batch of one row is an error that changes nothing") {

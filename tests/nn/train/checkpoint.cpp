@@ -167,7 +167,7 @@ TEST_CASE("checkpoint: the newest complete one counts, cut ones do not") {
     check_error([&] { load_checkpoint(five, net, optimizer); }, {manifest.c_str(), "damaged"});
     CHECK_FALSE(latest_checkpoint(folder.path()).has_value());
     check_error([&] { load_latest_checkpoint(folder.path(), net, optimizer); },
-                {"no complete checkpoint", manifest.c_str(), cut.c_str(), hundred.c_str()});
+                {"none of the checkpoints", manifest.c_str(), cut.c_str(), hundred.c_str()});
     CHECK(same(net.layer.weight.detach(), before.detach()));
     check_error([&] { load_checkpoint(folder / "none", net, optimizer); }, {"there is no checkpoint"});
     test::write_file(manifest, content);

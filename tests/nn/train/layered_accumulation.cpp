@@ -201,6 +201,12 @@ TEST_CASE("layered accumulation: what cannot be is refused, and after an excepti
     check_error(
         [&] { LayeredAccumulation(model, optimizer, {}, {.offload_parameters = true, .host = other}); },
         {"[layered_accumulation]", "model.to("});
+    for (const LayeredOptions& there_too :
+         {LayeredOptions{.offload_parameters = true},
+          LayeredOptions{.device = Device::cpu(), .offload_parameters = true}})
+        check_error(
+            [&] { LayeredAccumulation(model, optimizer, {}, there_too); },
+            {"[layered_accumulation]", "offload_parameters keeps the parameters on cpu", ".device = "});
 
     nn::GPT2 shared = small_gpt();
     shared.transformer.h[1].ln_1 = shared.transformer.h[0].ln_1;

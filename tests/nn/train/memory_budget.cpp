@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "core/memory.h"
 #include "potluck.h"
@@ -245,6 +246,35 @@ TEST_CASE("memory budget: a shortfall says by how much and what fits") {
     CHECK(contains(budget.shortfall(8, 1000), "Not even 1 item fits"));
     CHECK(contains(to_table(budget.at(4), four * 2), "+100.0 %"));
     CHECK(contains(to_table(budget.at(4)), "predicted peak"));
+}
+
+TEST_CASE("memory budget: numbers that no machine has give no nonsense") {
+    constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+    nn::GPT2 model = gpt(1);
+    optim::AdamW optimizer(model);
+    const data::Batch sample = texts(2);
+    const MemoryBudget budget(model, optimizer, sample);
+    const std::int64_t four = budget.at(4).peak();
+    for (const std::int64_t most : {std::int64_t{1} << 40, largest - 1, largest})
+        CHECK(budget.largest_batch(four, most) == 4);
+    std::int64_t peak = four;
+    for (std::int64_t items = 8; items < largest / 2; items *= 2) {
+        CHECK(budget.at(items).peak() >= peak);
+        peak = budget.at(items).peak();
+    }
+    CHECK(budget.at(largest).peak() >= peak);
+    CHECK(contains(budget.shortfall(largest, four), "Micro-batches of 4 fit"));
+    CHECK(budget.largest_batch(largest, 2) == 2);
+    for (const bool accumulate : {false, true}) {
+        const MemoryBudget many(
+            model, optimizer, sample,
+            {.accumulate = accumulate ? largest : 1, .read_ahead = accumulate ? 0 : largest});
+        CHECK(many.at(4).batches > std::int64_t{1} << 50);
+        CHECK(contains(many.shortfall(1, largest / 1000), "Not even 1 item fits"));
+        CHECK(contains(
+            error_of([&] { choose_recompute(model, optimizer, sample, 0, {.read_ahead = largest}); }),
+            "more than the budget"));
+    }
 }
 
 TEST_CASE("memory budget: recomputation is chosen by the budget, as little as suffices") {

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include "potluck.h"
 #include "tests/nn/support.h"
@@ -88,11 +90,30 @@ TEST_CASE("trainer: resume_if_possible passes over what is damaged") {
     Outcome outcome = train(run, 8);
     CHECK(outcome.updates == 4);
     check_whole(run, outcome, 8);
-    for (const auto& entry : fs::directory_iterator(checkpoints))
-        flip(entry.path().string() + "/model-0.safetensors");
-    outcome = train(run, 3);
-    CHECK(outcome.updates == 3);
-    check_whole(run, outcome, 3);
+}
+
+TEST_CASE("trainer: resume_if_possible does not begin anew beside checkpoints that are all damaged") {
+    const test::TemporaryFolder folder;
+    const std::string run = folder / "run";
+    train(run, 4);
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(run)) {
+        if (entry.path().filename() == "model-0.safetensors") flip(entry.path().string());
+        if (entry.is_regular_file()) files[entry.path().string()] = test::read_file(entry.path().string());
+    }
+    const auto check_refused = [&] {
+        check_error([&] { train(run, 10); },
+                    {"[load_checkpoint] none of the checkpoints", "step_00000002/model-0.safetensors",
+                     "step_00000004/model-0.safetensors", "not what was written", "another folder"});
+    };
+    check_refused();
+    for (const auto& [path, content] : files) CHECK(test::read_file(path) == content);
+    fs::create_directories(run + "/checkpoints/step_00000006.partial");
+    check_refused();
+    fs::remove(run + "/checkpoints/step_00000004/manifest.json");
+    check_error([&] { train(run, 10); }, {"step_00000004 is not complete", "step_00000006.partial"});
+    flip(run + "/checkpoints/step_00000002/model-0.safetensors");  // it was brought back from a copy
+    check_whole(run, train(run, 10), 10);
 }
 
 TEST_CASE("trainer: resume and resume_if_possible do not go together, and need a folder") {
@@ -127,10 +148,16 @@ TEST_CASE("checkpoint: what was passed over is told, the unfinished ones too") {
     CHECK(resumed.damaged[1].find("step_00000006/model-0.safetensors is not what was written") !=
           std::string::npos);
     for (const std::int64_t step : {2, 4}) flip(folder / fmt::format("step_{:08}/model-0.safetensors", step));
+    const std::vector<std::string> all_of_them = {
+        "step_00000008.partial", "step_00000003.partial", "step_00000006/model-0.safetensors",
+        "step_00000004/model-0.safetensors", "step_00000002/model-0.safetensors"};
+    check_error([&] { load_latest_checkpoint(folder.path(), model, optimizer); }, all_of_them);
+    check_error([&] { load_latest_checkpoint_if_any(folder.path(), model, optimizer); }, all_of_them);
+    for (const std::int64_t step : {2, 4, 6}) fs::remove_all(folder / fmt::format("step_{:08}", step));
     resumed = load_latest_checkpoint_if_any(folder.path(), model, optimizer);
     CHECK(resumed.path.empty());
-    CHECK(resumed.damaged.size() == 5);
+    CHECK(resumed.damaged.size() == 2);
     check_error([&] { load_latest_checkpoint(folder.path(), model, optimizer); },
-                {"no complete checkpoint", "step_00000008.partial", "step_00000002/model-0.safetensors"});
+                {"no complete checkpoint", "step_00000008.partial", "step_00000003.partial"});
     CHECK(load_latest_checkpoint_if_any(folder / "absent", model, optimizer).path.empty());
 }

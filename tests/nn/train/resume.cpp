@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <random>
 
@@ -273,6 +274,9 @@ void kill_and_resume(const std::string& test_case, int kills, bool beside) {
     };
     CHECK(static_cast<std::int64_t>(losses_of(run).size()) == reached + 5);
     CHECK(losses_of(run) == losses_of(whole));
+    // Nothing is left of what was being written or removed: the two newest are kept.
+    const std::filesystem::directory_iterator checkpoints(run + "/checkpoints");
+    CHECK(std::distance(checkpoints, std::filesystem::directory_iterator()) == 2);
     const auto newest = [](const std::string& finished) {
         return latest_checkpoint(finished + "/checkpoints").value() + "/";
     };

@@ -6,12 +6,13 @@
 #include "core/factories.h"
 #include "data/dataset.h"
 #include "nn/module.h"
+#include "tests/on_device.h"
 
 namespace potluck::test {
 
 inline constexpr std::int64_t ignored = -100;
 
-/// One weight w. The loss is w times the mean of the inputs with valid targets.
+/// One weight w, on the device under test. The loss is w times the mean of the inputs with valid targets.
 struct Scale : nn::Module {
     Tensor w;
     explicit Scale(double start) : w(nn::parameter(full({1}, start))) {}
@@ -25,7 +26,7 @@ struct Scale : nn::Module {
 
 /// `count` rows (1) of 1 with valid targets.
 inline data::TensorDataset ones_dataset(std::int64_t count) {
-    return data::TensorDataset(ones({count, 1}), zeros({count, 1}, {DType::i64}));
+    return data::TensorDataset(potluck::ones({count, 1}), potluck::zeros({count, 1}, {DType::i64}));
 }
 
 }  // namespace potluck::test

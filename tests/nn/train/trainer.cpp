@@ -14,6 +14,7 @@
 using namespace potluck;
 using test::check_error;
 using test::ignored;
+using test::on_each_device;
 using test::ones_dataset;
 using test::read_lines;
 using test::Scale;
@@ -36,6 +37,7 @@ nn::GPT2 tiny_model(DType dtype) {
     manual_seed(4);
     nn::GPT2 model({.vocabulary = 20, .context = 8, .width = 8, .heads = 2, .layers = 2});
     model.to(dtype);
+    model.to(test::test_device());
     return model;
 }
 
@@ -71,72 +73,83 @@ nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse
 }  // namespace
 
 TEST_CASE("trainer: a window's loss is the mean over its targets, not the mean of means") {
-    Scale model(1.0);
-    optim::SGD optimizer(model, {.learning_rate = 1.0});
-    const data::TensorDataset dataset(
-        tensor({{4., 9., 9.}, {1., 1., 1.}}),
-        tensor(std::vector<std::int64_t>{0, ignored, ignored, 0, 0, 0}, {2, 3}));
-    data::Loader loader(dataset);
-    double loss = 0.0;
-    Trainer(
-        model, optimizer, loader,
-        {.steps = 1, .accumulate = 2, .quiet = true, .on_step = [&](const StepMetrics& m) { loss = m.loss; }})
-        .fit();
-    CHECK(loss == doctest::Approx(1.75));
-    CHECK(model.value() == doctest::Approx(1.0 - 1.75));
+    on_each_device([] {
+        Scale model(1.0);
+        optim::SGD optimizer(model, {.learning_rate = 1.0});
+        const data::TensorDataset dataset(
+            tensor({{4., 9., 9.}, {1., 1., 1.}}),
+            tensor(std::vector<std::int64_t>{0, ignored, ignored, 0, 0, 0}, {2, 3}));
+        data::Loader loader(dataset);
+        double loss = 0.0;
+        Trainer(model, optimizer, loader,
+                {.steps = 1,
+                 .accumulate = 2,
+                 .quiet = true,
+                 .on_step = [&](const StepMetrics& m) { loss = m.loss; }})
+            .fit();
+        CHECK(loss == doctest::Approx(1.75));
+        CHECK(model.value() == doctest::Approx(1.0 - 1.75));
+    });
 }
 
 TEST_CASE("trainer: it does not matter how a batch is cut into micro-batches") {
-    for (const DType dtype : {DType::f64, DType::f32}) {
-        const double tolerance = dtype == DType::f64 ? 1e-12 : 1e-5;
-        const Step whole = one_update(dtype, 8, false);
-        for (const bool own_loss : {false, true}) {
-            for (const std::int64_t batch : {8, 4, 2, 1}) {
-                const Step cut = one_update(dtype, batch, own_loss);
-                CHECK(cut.loss == doctest::Approx(whole.loss).epsilon(1e-6));
-                CHECK(cut.gradient_norm == doctest::Approx(whole.gradient_norm).epsilon(1e-5));
-                for (const auto& [name, weight] : whole.weights) {
-                    INFO(name, " in batches of ", batch);
-                    CHECK(test::relative_error(cut.weights.at(name), weight) < tolerance);
+    on_each_device([] {
+        for (const DType dtype : {DType::f64, DType::f32}) {
+            const double tolerance = dtype == DType::f64 ? 1e-12 : 1e-5;
+            const Step whole = one_update(dtype, 8, false);
+            for (const bool own_loss : {false, true}) {
+                for (const std::int64_t batch : {8, 4, 2, 1}) {
+                    const Step cut = one_update(dtype, batch, own_loss);
+                    CHECK(cut.loss == doctest::Approx(whole.loss).epsilon(1e-6));
+                    CHECK(cut.gradient_norm == doctest::Approx(whole.gradient_norm).epsilon(1e-5));
+                    for (const auto& [name, weight] : whole.weights) {
+                        INFO(name, " in batches of ", batch);
+                        CHECK(test::relative_error(cut.weights.at(name), weight) < tolerance);
+                    }
                 }
             }
         }
-    }
+    });
 }
 
 TEST_CASE("trainer: the last window of an epoch is an update of its own, weighted by its own count") {
-    for (const std::int64_t epochs : {1, 2}) {
-        Scale model(0.0);
-        optim::SGD optimizer(model, {.learning_rate = 1.0});
-        data::Loader loader(ones_dataset(10));
-        const TrainingSummary summary =
-            Trainer(model, optimizer, loader, {.epochs = epochs, .accumulate = 4, .quiet = true}).fit();
-        CHECK(summary.steps == 3 * epochs);
-        CHECK(model.value() == doctest::Approx(-3.0 * static_cast<double>(epochs)));
-        CHECK_FALSE(model.w.grad().defined());
-    }
+    on_each_device([] {
+        for (const std::int64_t epochs : {1, 2}) {
+            Scale model(0.0);
+            optim::SGD optimizer(model, {.learning_rate = 1.0});
+            data::Loader loader(ones_dataset(10));
+            const TrainingSummary summary =
+                Trainer(model, optimizer, loader, {.epochs = epochs, .accumulate = 4, .quiet = true}).fit();
+            CHECK(summary.steps == 3 * epochs);
+            CHECK(model.value() == doctest::Approx(-3.0 * static_cast<double>(epochs)));
+            CHECK_FALSE(model.w.grad().defined());
+        }
+    });
 }
 
 TEST_CASE("trainer: the schedule counts updates") {
-    const auto run = [](std::int64_t micro_batches, std::int64_t window) {
-        Scale model(0.0);
-        optim::SGD optimizer(model);
-        data::Loader loader(ones_dataset(micro_batches));
-        std::vector<double> rates;
-        Trainer(model, optimizer, loader,
-                {.epochs = 1,
-                 .accumulate = window,
-                 .schedule = optim::linear_schedule({.peak = 1.0, .steps = 100, .warmup = 10}),
-                 .quiet = true,
-                 .on_step = [&](const StepMetrics& metrics) { rates.push_back(metrics.learning_rate); }})
-            .fit();
-        return rates;
-    };
-    const std::vector<double> rates = run(40, 4);
-    REQUIRE(rates.size() == 10);
-    for (std::size_t i = 0; i < 10; ++i) CHECK(rates[i] == doctest::Approx(0.1 * static_cast<double>(i + 1)));
-    CHECK(run(2, 3) == std::vector<double>{0.1});  // accumulate above the epoch's batches still updates
-    check_error([&] { run(2, 0); }, {"[trainer]", "accumulate is 0"});
+    on_each_device([] {
+        const auto run = [](std::int64_t micro_batches, std::int64_t window) {
+            Scale model(0.0);
+            optim::SGD optimizer(model);
+            data::Loader loader(ones_dataset(micro_batches));
+            std::vector<double> rates;
+            Trainer(model, optimizer, loader,
+                    {.epochs = 1,
+                     .accumulate = window,
+                     .schedule = optim::linear_schedule({.peak = 1.0, .steps = 100, .warmup = 10}),
+                     .quiet = true,
+                     .on_step = [&](const StepMetrics& metrics) { rates.push_back(metrics.learning_rate); }})
+                .fit();
+            return rates;
+        };
+        const std::vector<double> rates = run(40, 4);
+        REQUIRE(rates.size() == 10);
+        for (std::size_t i = 0; i < 10; ++i)
+            CHECK(rates[i] == doctest::Approx(0.1 * static_cast<double>(i + 1)));
+        CHECK(run(2, 3) == std::vector<double>{0.1});  // accumulate above the epoch's batches still updates
+        check_error([&] { run(2, 0); }, {"[trainer]", "accumulate is 0"});
+    });
 }
 
 TEST_CASE("trainer: a schedule by epochs changes where it should") {
@@ -155,20 +168,56 @@ TEST_CASE("trainer: a schedule by epochs changes where it should") {
     CHECK(rates[12] == 10.0);
 }
 
+TEST_CASE("trainer: a schedule goes on where a resumed run does") {
+    const auto rates_of = [](const optim::Schedule& schedule, std::int64_t stop_at, std::int64_t last) {
+        const test::TemporaryFolder folder;
+        std::vector<double> rates;
+        for (const bool resume : {false, true}) {
+            Scale model(0.0);
+            optim::SGD optimizer(model);
+            data::Loader loader(ones_dataset(3));
+            Trainer(model, optimizer, loader,
+                    {.steps = resume ? last : stop_at,
+                     .schedule = schedule,
+                     .run_folder = folder / "run",
+                     .resume = resume,
+                     .quiet = true,
+                     .on_step = [&](const StepMetrics& metrics) { rates.push_back(metrics.learning_rate); }})
+                .fit();
+        }
+        CHECK(static_cast<std::int64_t>(rates.size()) == last);
+        return rates;
+    };
+    // Epochs of 3 updates; the rate falls with the fourth epoch, the run was saved at the end of the second.
+    const auto at_epoch_4 = [](std::int64_t step) { return step / 3 < 4 ? 100.0 : 10.0; };
+    const std::vector<double> stairs = rates_of(at_epoch_4, 6, 15);
+    for (std::size_t i = 0; i < stairs.size(); ++i) CHECK(stairs[i] == (i < 12 ? 100.0 : 10.0));
+    const std::vector<double> cosine = rates_of(optim::cosine_schedule({.peak = 1e-3, .steps = 100}), 45, 47);
+    CHECK(cosine[44] == doctest::Approx(5.936907e-4).epsilon(1e-6));
+    CHECK(cosine[45] == doctest::Approx(5.782172e-4).epsilon(1e-6));
+    CHECK(cosine[46] == doctest::Approx(5.626666e-4).epsilon(1e-6));
+    const std::vector<double> warmup =
+        rates_of(optim::linear_schedule({.peak = 1.0, .steps = 1000, .warmup = 200}), 100, 101);
+    CHECK(warmup[99] == doctest::Approx(100.0 / 200));
+    CHECK(warmup[100] == doctest::Approx(101.0 / 200));
+}
+
 TEST_CASE("trainer: clips the gradient of the whole window once") {
-    Scale model(0.0);
-    optim::SGD optimizer(model, {.learning_rate = 1.0});
-    data::Loader loader(data::TensorDataset(full({4, 1}, 8.0), zeros({4, 1}, {DType::i64})));
-    std::vector<double> norms;
-    Trainer(model, optimizer, loader,
-            {.epochs = 1,
-             .accumulate = 2,
-             .clip = 0.5,
-             .quiet = true,
-             .on_step = [&](const StepMetrics& metrics) { norms.push_back(metrics.gradient_norm); }})
-        .fit();
-    CHECK(norms == std::vector<double>{8.0, 8.0});
-    CHECK(model.value() == doctest::Approx(-1.0));
+    on_each_device([] {
+        Scale model(0.0);
+        optim::SGD optimizer(model, {.learning_rate = 1.0});
+        data::Loader loader(data::TensorDataset(full({4, 1}, 8.0), zeros({4, 1}, {DType::i64})));
+        std::vector<double> norms;
+        Trainer(model, optimizer, loader,
+                {.epochs = 1,
+                 .accumulate = 2,
+                 .clip = 0.5,
+                 .quiet = true,
+                 .on_step = [&](const StepMetrics& metrics) { norms.push_back(metrics.gradient_norm); }})
+            .fit();
+        CHECK(norms == std::vector<double>{8.0, 8.0});
+        CHECK(model.value() == doctest::Approx(-1.0));
+    });
 }
 
 TEST_CASE("trainer: writes metrics, a summary and a checkpoint") {
