@@ -153,14 +153,16 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
     training.module->train();
 
     LateLoss loss(updates);
-    double seconds = 0.0;
-    std::int64_t timed = 0;
+    double computing = 0.0;  // seconds of the updates that are timed, without waiting for data
+    std::int64_t timed = 0, timed_updates = 0;
+    const double waited_before = training.loader->waiting_seconds();
     meter.start();
     for (std::int64_t update = 0; update < updates; ++update) {
         if (options_.should_stop && options_.should_stop()) {
             trial.stopped = true;
             return;
         }
+        const double waited = training.loader->waiting_seconds();
         std::vector<data::Batch> micro_batches;
         for (std::int64_t i = 0; i < setting.accumulate; ++i)
             micro_batches.push_back(training.loader->next());
@@ -183,8 +185,9 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
             meter.measure(metrics, micro_batches);
             meter.close(metrics);
             if (update >= quarter) {
-                seconds += metrics.seconds;
+                computing += metrics.seconds - (training.loader->waiting_seconds() - waited);
                 timed += metrics.samples;
+                ++timed_updates;
             }
         }
         meter.end_update();
@@ -193,7 +196,10 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
         trial.failure = "no target of its batches counts";
         return;
     }
-    trial.samples_per_second = static_cast<double>(timed) / std::max(seconds, 1e-9);
+    // What workers have read ahead in the first updates would make the rest look free of waiting: it counts for all of them.
+    const double waiting = (training.loader->waiting_seconds() - waited_before) *
+                           static_cast<double>(timed_updates) / static_cast<double>(updates);
+    trial.samples_per_second = static_cast<double>(timed) / std::max(computing + waiting, 1e-9);
     trial.loss = *loss.mean();
     TrainingSummary summary;
     meter.summarize(summary);

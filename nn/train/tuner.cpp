@@ -164,6 +164,7 @@ bool Tuner::try_workers() {
         TunerRow row{.setting = result_.best};
         row.setting.workers = std::min(std::max(1, 2 * result_.best.workers), options_.max_workers);
         if (row.setting.workers <= result_.best.workers) {
+            if (kept) break;  // said when all else has been tried with them
             skip("more workers",
                  fmt::format("not tried: it waits for data {:.0f} % of the time, but there are {} "
                              "workers already, the most that are to be tried",

@@ -225,7 +225,7 @@ def tune():
     for program, arguments in (("3_mlp", [digits, 1]), ("4_gpt", [root / "examples" / "4_gpt.cpp", "--steps", 4]),
                                ("5_convolution", [digits, 1]), ("6_fashion_mnist", [*write_clothes(), "--epochs", 1])):
         output, command = tuned(programs / program, *arguments)
-        for row in ("precision bf16", "precision f16", "more workers"):
+        for row in ("precision bf16", "precision f16", "(more )?workers"):
             require(re.search(rf"^{row}.* (yes|no): ", output, re.MULTILINE), f"{program}: no row {row}:\n{output}")
         result = shell(["bash", "-c", command], cwd=folder)
         require(result.returncode == 0, f"{command}:\n{result.stdout}")

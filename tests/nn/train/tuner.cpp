@@ -246,6 +246,8 @@ TEST_CASE("tuner: workers are doubled while the device waits for data, then the 
     const TunerResult few = Tuner(trials, base, {.precisions = {}, .max_workers = 3}).run();
     CHECK(few.best.workers == 3);
     check_refused(few, "more workers", "there are 3 workers already");
+    CHECK(std::count_if(few.rows.begin(), few.rows.end(),
+                        [](const TunerRow& row) { return row.step == "more workers"; }) == 1);
     REQUIRE(few.bottleneck);
     CHECK(few.bottleneck->kind == Bottleneck::Kind::input);
 }
