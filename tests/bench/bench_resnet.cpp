@@ -1,7 +1,7 @@
 // One training step of ResNet-18 for small images (K. He et al., "Deep Residual Learning for Image Recognition", 2016,
 // with a first convolution of 3 x 3 and no first pooling): forward, cross-entropy, backward and SGD with momentum, by
 // default on the CPU in f32 with 16 images of 3 x 32 x 32. The last line of output is JSON in the format of
-// pytorch_resnet.py; compare_gpt2.py with --yardstick runs both alternately.
+// pytorch_resnet.py, the same step in PyTorch: run the two in turn.
 
 #include <sys/resource.h>
 

@@ -4,8 +4,8 @@
     /usr/bin/python3 tests/bench/pytorch_resnet.py --threads 2 --steps 5
 
 A step is forward, cross-entropy, backward and SGD with momentum, on 16 images of 3 x 32 x 32; with --precision bf16
-under autocast. The model is that of bench_resnet.cpp. The last line of output is JSON; tests/bench/compare_gpt2.py
-with --yardstick runs this program and bench_resnet alternately and prints the ratio.
+under autocast. The model is that of bench_resnet.cpp. The last line of output is JSON in the
+format of bench_resnet: run the two in turn.
 """
 
 import argparse

@@ -121,8 +121,8 @@ std::vector<Row> convolution_rows() {
              {{2, 3, 4, 4}, {0, 3, 2, 2}},
              {{8, 16, 15, 17}, {24, 16, 3, 3}, {.padding = 1}},  // several tiles, in forward and backward
              {{40, 32, 3, 3}, {16, 16, 3, 3}, {.padding = 1, .groups = 2}},  // tiles of several samples
-             {{2, 1, 12, 16}, {1024, 1, 3, 3}, {.padding = 1}},              // tiles of some rows of a sample
-             {{1, 1, 2, 150}, {1024, 1, 1, 9}, {.padding = {0, 4}}},         // tiles of parts of a row
+             {{1, 1, 9, 16}, {1024, 1, 3, 3}, {.padding = 1}},               // tiles of some rows of a sample
+             {{1, 1, 1, 140}, {1024, 1, 1, 9}, {.padding = {0, 4}}},         // tiles of parts of a row
              {{3, 5, 4, 4}, {6, 5, 1, 1}},
              {{2, 4, 3, 8}, {6, 2, 1, 1}, {.groups = 2}},
              {{2, 3, 4, 4}, {2, 3, 1, 1}, {.padding = 1}},
