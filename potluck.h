@@ -38,7 +38,6 @@
 #include "data/text.h"
 #include "data/tokenizer.h"
 #include "nn/branch.h"
-#include "nn/forgotten_leaves.h"
 #include "nn/init.h"
 #include "nn/layers/attention.h"
 #include "nn/layers/batch_norm.h"
@@ -73,3 +72,4 @@
 #include "nn/train/report.h"
 #include "nn/train/run_folder.h"
 #include "nn/train/trainer.h"
+#include "nn/unregistered_leaves.h"

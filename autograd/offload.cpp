@@ -128,7 +128,7 @@ private:
 namespace {
 
 /// Stands for a tensor that was moved.
-struct Place {
+struct PackedTensor {
     std::shared_ptr<detail::OffloadedTensors> tensors;
     std::shared_ptr<detail::Offloaded> tensor;
 };
@@ -147,12 +147,12 @@ Offload::Offload(const OffloadOptions& options) : Offload(checked(options)) {}
 Offload::Offload(const std::shared_ptr<detail::OffloadedTensors>& tensors)
     : hooks_(
           [tensors](const Tensor& x) {
-              return tensors->stays(x) ? std::any(x) : std::any(Place{tensors, tensors->move_away(x)});
+              return tensors->stays(x) ? std::any(x) : std::any(PackedTensor{tensors, tensors->move_away(x)});
           },
           [](const std::any& packed) {
               if (const auto* x = std::any_cast<Tensor>(&packed)) return *x;
-              const auto& place = std::any_cast<const Place&>(packed);
-              return place.tensors->take(*place.tensor);
+              const auto& moved = std::any_cast<const PackedTensor&>(packed);
+              return moved.tensors->take(*moved.tensor);
           }) {}
 
 }  // namespace potluck

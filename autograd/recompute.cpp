@@ -110,7 +110,7 @@ private:
 };
 
 /// Stands for a tensor that an op of the region keeps.
-struct Place {
+struct RecomputedTensor {
     std::shared_ptr<Call> call;
     std::size_t index;
 };
@@ -128,12 +128,12 @@ Tensor recompute(const Region& region, const std::vector<Tensor>& inputs) {
     const auto call = std::make_shared<Call>(region, inputs);
     const auto pack = [call](const Tensor& x) {
         if (x.storage()->is_parameter()) return std::any(x);
-        return std::any(Place{call, call->next_place()});
+        return std::any(RecomputedTensor{call, call->next_place()});
     };
     const auto unpack = [](const std::any& packed) {
         if (const auto* x = std::any_cast<Tensor>(&packed)) return *x;
-        const auto& place = std::any_cast<const Place&>(packed);
-        return place.call->take(place.index);
+        const auto& packed_tensor = std::any_cast<const RecomputedTensor&>(packed);
+        return packed_tensor.call->take(packed_tensor.index);
     };
     Tensor y;
     {

@@ -35,12 +35,12 @@ inline double below(double high, DType dtype) {
     return high == 0.0 ? -0x1p-24 : high - std::ldexp(1.0, step);
 }
 
-struct Turn {
+struct UnitVector {
     float cosine, sine;
 };
 
 /// Cosine and sine of a full turn times bits / 2^24, with an absolute error of at most 2 ulp of 1, without branches.
-constexpr Turn turn(std::uint32_t bits) {
+constexpr UnitVector unit_vector(std::uint32_t bits) {
     const std::uint32_t quarter =
         (bits + (1U << 21)) >> 22;  // the nearest quarter turn: the rest is within an eighth of a turn
     const auto rest = static_cast<float>(static_cast<std::int32_t>(bits - (quarter << 22)));

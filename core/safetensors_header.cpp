@@ -66,24 +66,24 @@ public:
     bool null() override { unexpected("null"); }
     bool boolean(bool) override { unexpected("true or false"); }
     bool number_integer(number_integer_t value) override {
-        if (place_ == Place::shape)
+        if (state_ == State::shape)
             refuse(fmt::format("tensor {} has a negative size ({}).", shown(entry_.name), value));
-        if (place_ == Place::offsets)
+        if (state_ == State::offsets)
             refuse(fmt::format("tensor {} has a negative offset ({}).", shown(entry_.name), value));
         unexpected("a number");
     }
     bool number_float(number_float_t, const string_t& text) override {
-        if (place_ == Place::shape || place_ == Place::offsets)
+        if (state_ == State::shape || state_ == State::offsets)
             refuse(fmt::format("tensor {} has {} where a whole number below 2^64 must stand.",
                                shown(entry_.name), text));
         unexpected("a fraction");
     }
     bool number_unsigned(number_unsigned_t value) override {
-        if (place_ != Place::shape && place_ != Place::offsets) unexpected("a number");
+        if (state_ != State::shape && state_ != State::offsets) unexpected("a number");
         if (value > static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max()))
             refuse(fmt::format("tensor {} has the {} {}, which no tensor of 2^63 - 1 bytes can have.",
-                               shown(entry_.name), place_ == Place::shape ? "size" : "offset", value));
-        if (place_ == Place::shape) {
+                               shown(entry_.name), state_ == State::shape ? "size" : "offset", value));
+        if (state_ == State::shape) {
             if (entry_.shape.size() == most_axes)
                 refuse(fmt::format("tensor {} has more than {} axes.", shown(entry_.name), most_axes));
             entry_.shape.push_back(static_cast<std::int64_t>(value));
@@ -96,13 +96,13 @@ public:
         return true;
     }
     bool string(string_t& value) override {
-        if (place_ == Place::metadata_value) {
+        if (state_ == State::metadata_value) {
             if (!header_.metadata.emplace(key_, value).second)
                 refuse(fmt::format("the metadata has {} twice.", shown(key_)));
-            place_ = Place::metadata;
+            state_ = State::metadata;
             return true;
         }
-        if (place_ != Place::dtype) unexpected("a text");
+        if (state_ != State::dtype) unexpected("a text");
         const auto* found = std::find_if(dtype_names.begin(), dtype_names.end(),
                                          [&](const auto& pair) { return pair.first == value; });
         if (found == dtype_names.end())
@@ -110,59 +110,59 @@ public:
                 fmt::format("tensor {} has the unknown dtype {}. Known are F64 F32 F16 BF16 I64 I32 U8 BOOL.",
                             shown(entry_.name), shown(value)));
         entry_.dtype = found->second;
-        place_ = Place::entry;
+        state_ = State::entry;
         return true;
     }
     bool binary(binary_t&) override { unexpected("bytes"); }
 
     bool start_object(std::size_t) override {
-        if (place_ == Place::start) {
-            place_ = Place::top;
-        } else if (place_ == Place::entry_value) {
-            place_ = Place::entry;
-        } else if (place_ == Place::metadata_start) {
-            place_ = Place::metadata;
+        if (state_ == State::start) {
+            state_ = State::top;
+        } else if (state_ == State::entry_value) {
+            state_ = State::entry;
+        } else if (state_ == State::metadata_start) {
+            state_ = State::metadata;
         } else {
             unexpected("an object");
         }
         return true;
     }
     bool end_object() override {
-        if (place_ == Place::entry) finish_entry();
-        place_ = place_ == Place::top ? Place::end : Place::top;
+        if (state_ == State::entry) finish_entry();
+        state_ = state_ == State::top ? State::end : State::top;
         return true;
     }
     bool start_array(std::size_t) override {
-        if (place_ == Place::shape_start) {
-            place_ = Place::shape;
-        } else if (place_ == Place::offsets_start) {
-            place_ = Place::offsets;
+        if (state_ == State::shape_start) {
+            state_ = State::shape;
+        } else if (state_ == State::offsets_start) {
+            state_ = State::offsets;
         } else {
             unexpected("an array");
         }
         return true;
     }
     bool end_array() override {
-        if (place_ == Place::offsets && offsets_ != 2)
+        if (state_ == State::offsets && offsets_ != 2)
             refuse(fmt::format("tensor {} needs two data_offsets and has {}.", shown(entry_.name), offsets_));
-        place_ = Place::entry;
+        state_ = State::entry;
         return true;
     }
     bool key(string_t& name) override {
-        if (place_ == Place::top) {
+        if (state_ == State::top) {
             if (name == "__metadata__") {
                 if (std::exchange(has_metadata_, true)) refuse("the header has __metadata__ twice.");
-                place_ = Place::metadata_start;
+                state_ = State::metadata_start;
             } else {
                 entry_ = HeaderEntry{};
                 entry_.name = name;
                 has_dtype_ = has_shape_ = has_offsets_ = false;
                 offsets_ = 0;
-                place_ = Place::entry_value;
+                state_ = State::entry_value;
             }
-        } else if (place_ == Place::metadata) {
+        } else if (state_ == State::metadata) {
             key_ = name;
-            place_ = Place::metadata_value;
+            state_ = State::metadata_value;
         } else {
             start_field(name);
         }
@@ -174,7 +174,7 @@ public:
 
 private:
     // The state of the reader. `..._start` and `..._value`: after the key, before its value.
-    enum class Place {
+    enum class State {
         start,
         top,
         entry_value,
@@ -199,7 +199,7 @@ private:
             refuse(fmt::format("tensor {} has the unknown field {}.", shown(entry_.name), shown(name)));
         if (std::exchange(*seen, true))
             refuse(fmt::format("tensor {} has the field {} twice.", shown(entry_.name), shown(name)));
-        place_ = name == "dtype" ? Place::dtype : name == "shape" ? Place::shape_start : Place::offsets_start;
+        state_ = name == "dtype" ? State::dtype : name == "shape" ? State::shape_start : State::offsets_start;
     }
 
     void finish_entry() {
@@ -217,9 +217,9 @@ private:
     }
     [[noreturn]] void unexpected(const char* what) const {
         std::string where = "at its top";
-        if (place_ == Place::metadata_value || place_ == Place::metadata_start)
+        if (state_ == State::metadata_value || state_ == State::metadata_start)
             where = "in __metadata__, which holds texts only";
-        else if (place_ != Place::start && place_ != Place::top)
+        else if (state_ != State::start && state_ != State::top)
             where = fmt::format("in tensor {}", shown(entry_.name));
         refuse(fmt::format("the header has {} {}, where the format allows none.", what, where));
     }
@@ -228,7 +228,7 @@ private:
     Header header_;
     HeaderEntry entry_;
     std::string key_;
-    Place place_ = Place::start;
+    State state_ = State::start;
     bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false, has_metadata_ = false;
     int offsets_ = 0;
 };

@@ -284,7 +284,7 @@ public:
     const std::uint64_t* random_advance(const RandomKey& key) override;
     int index() const override { return index_; }
     int multiprocessors() const override { return multiprocessors_; }
-    unsigned long long* fault_slot(cuda::FaultTeller tell) override;
+    unsigned long long* fault_slot(cuda::FaultReporter report) override;
     cuda::FaultRanges fault_ranges() override;
 
     // ---- for the families that call a library ----

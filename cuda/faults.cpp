@@ -15,9 +15,9 @@ using cuda::check;
 
 namespace cuda {
 
-unsigned long long* FaultList::give(const char* op, FaultTeller tell) {
+unsigned long long* FaultList::give(const char* op, FaultReporter report) {
     if (!is_full()) {
-        given_.push_back({op, std::move(tell)});
+        given_.push_back({op, std::move(report)});
         return slots_ + given_.size() - 1;
     }
     given_.back() = {op, [op](std::int64_t position) {
@@ -32,7 +32,7 @@ unsigned long long* FaultList::give(const char* op, FaultTeller tell) {
 void FaultList::tell(int index, std::int64_t position) const {
     const Given given = given_[static_cast<std::size_t>(index)];
     const OpScope scope(given.op);
-    given.tell(position);
+    given.report(position);
     throw Error(
         given.op,
         fmt::format("the element at position {} was bad when the op ran. It has been overwritten before "
@@ -57,9 +57,9 @@ public:
     ThreadFaults(const ThreadFaults&) = delete;
     ThreadFaults& operator=(const ThreadFaults&) = delete;
 
-    unsigned long long* give(const char* op, cuda::FaultTeller tell) {
+    unsigned long long* give(const char* op, cuda::FaultReporter report) {
         if (own_.is_full()) backend_.synchronize();
-        return own_.give(op, std::move(tell));
+        return own_.give(op, std::move(report));
     }
     void add(const std::shared_ptr<RecordedFaults>& faults) {
         for (const auto& other : replayed_)
@@ -123,9 +123,9 @@ CudaBackend::ThreadFaults& CudaBackend::thread_faults() {
     return *faults;
 }
 
-unsigned long long* CudaBackend::fault_slot(cuda::FaultTeller tell) {
-    if (is_capturing()) return recorded_faults_->list.give(OpScope::current(), std::move(tell));
-    return thread_faults().give(OpScope::current(), std::move(tell));
+unsigned long long* CudaBackend::fault_slot(cuda::FaultReporter report) {
+    if (is_capturing()) return recorded_faults_->list.give(OpScope::current(), std::move(report));
+    return thread_faults().give(OpScope::current(), std::move(report));
 }
 
 cuda::FaultRanges CudaBackend::fault_ranges() {

@@ -17,7 +17,7 @@ inline constexpr unsigned long long no_fault = ~0ULL;
 inline constexpr int fault_slots = 256;
 
 /// Throws the Error for the bad element at `position`.
-using FaultTeller = std::function<void(std::int64_t position)>;
+using FaultReporter = std::function<void(std::int64_t position)>;
 
 /// Slots that have been assigned to ops.
 struct FaultRange {
@@ -39,7 +39,7 @@ public:
     bool is_empty() const { return given_.empty(); }
     FaultRange range() const { return {slots_, static_cast<int>(given_.size())}; }
     /// Assigns a slot to an op that starts now. If none is left, ops share the last one, whose report is less specific.
-    unsigned long long* give(const char* op, FaultTeller tell);
+    unsigned long long* give(const char* op, FaultReporter report);
     void clear() { given_.clear(); }
     /// Throws the Error that slot `index` reports.
     void tell(int index, std::int64_t position) const;
@@ -47,7 +47,7 @@ public:
 private:
     struct Given {
         const char* op;
-        FaultTeller tell;
+        FaultReporter report;
     };
     unsigned long long* slots_;
     std::vector<Given> given_;

@@ -29,9 +29,9 @@ public:
 
     /// The slot in which the kernels of an op report a bad element (an id outside the vocabulary, a divisor of 0): they
     /// write the smallest position there by atomicMin and continue with an arbitrary value instead. Device memory. When
-    /// this thread next waits for the device, or after a replay of the recorded work, `tell` throws the Error for the
+    /// this thread next waits for the device, or after a replay of the recorded work, `report` throws the Error for the
     /// position; it may read tensor values for that, and returns normally if the element is no longer bad.
-    virtual unsigned long long* fault_slot(FaultTeller tell) = 0;
+    virtual unsigned long long* fault_slot(FaultReporter report) = 0;
     /// All slots of this thread's ops that the host has not checked yet (while recording: those of the recording).
     virtual FaultRanges fault_ranges() = 0;
 

@@ -59,18 +59,18 @@ Tensor stack(std::string_view what, const std::vector<Tensor>& parts, const std:
 }
 
 /// "item 7 of epoch 2". A pass() is not an epoch and has the number -1.
-std::string name_of(const Reading& reading, std::int64_t index) {
-    return reading.epoch < 0 ? fmt::format("item {}", index)
-                             : fmt::format("item {} of epoch {}", index, reading.epoch);
+std::string name_of(const EpochPass& pass, std::int64_t index) {
+    return pass.epoch < 0 ? fmt::format("item {}", index)
+                          : fmt::format("item {} of epoch {}", index, pass.epoch);
 }
 
-Example get(const Reading& reading, std::int64_t index) {
+Example get(const EpochPass& pass, std::int64_t index) {
     const auto failed = [&](std::string_view text) {
-        return Error("Loader", fmt::format("{} failed: {}", name_of(reading, index), text));
+        return Error("Loader", fmt::format("{} failed: {}", name_of(pass, index), text));
     };
     Example example;
     try {
-        example = reading.dataset->get(index, item_key(reading.seed, reading.epoch, index));
+        example = pass.dataset->get(index, item_key(pass.seed, pass.epoch, index));
     } catch (const OutOfMemory&) {
         throw;  // says more than we could, and callers may catch this type
     } catch (const std::exception& error) {
@@ -85,10 +85,10 @@ Example get(const Reading& reading, std::int64_t index) {
 /// Global batch `number`: the items of it that `share` holds, not yet on `device`. Calls `before_item(index)` before each
 /// of them.
 template <class BeforeItem>
-Batch make(const Reading& reading, std::int64_t number, std::optional<Share> share,
+Batch make(const EpochPass& pass, std::int64_t number, std::optional<Share> share,
            std::optional<Device> device, BeforeItem&& before_item) {
     Batch batch;
-    batch.global_count = reading.items_of(number);
+    batch.global_count = pass.items_of(number);
     batch.share = share.value_or(Share{0, batch.global_count});
     batch.share.first = std::min(batch.share.first, batch.global_count);
     batch.share.count = std::min(batch.share.count, batch.global_count - batch.share.first);
@@ -96,12 +96,12 @@ Batch make(const Reading& reading, std::int64_t number, std::optional<Share> sha
 
     std::vector<Tensor> inputs, targets;
     std::vector<std::int64_t> items;
-    const std::int64_t start = reading.first + number * reading.batch + batch.share.first;
+    const std::int64_t start = pass.first + number * pass.batch + batch.share.first;
     for (std::int64_t position = start; position < start + batch.share.count; ++position) {
         const std::int64_t index =
-            reading.order.empty() ? position : reading.order[static_cast<std::size_t>(position)];
+            pass.order.empty() ? position : pass.order[static_cast<std::size_t>(position)];
         before_item(index);
-        Example example = get(reading, index);
+        Example example = get(pass, index);
         inputs.push_back(std::move(example.input));
         targets.push_back(std::move(example.target));
         items.push_back(index);
@@ -115,7 +115,7 @@ struct Stopped {};
 
 }  // namespace
 
-std::int64_t Reading::items_of(std::int64_t number) const {
+std::int64_t EpochPass::items_of(std::int64_t number) const {
     return std::min(batch, end - first - number * batch);
 }
 
@@ -130,7 +130,7 @@ struct Fetcher::Shared {
         std::exception_ptr error;
     };
 
-    Reading reading;
+    EpochPass pass;
     std::int64_t read_ahead = 0;
     std::optional<Device> device;
 
@@ -148,7 +148,7 @@ struct Fetcher::Shared {
 void Fetcher::work(const std::stop_token& stop, Shared& shared, std::size_t worker) {
     std::unique_lock lock(shared.mutex);
     Shared::Progress& progress = shared.workers[worker];
-    const std::int64_t batches = shared.reading.batches();
+    const std::int64_t batches = shared.pass.batches();
     const auto may_go_on = [&] {
         return shared.taken < batches && shared.taken < shared.received + shared.read_ahead;
     };
@@ -168,7 +168,7 @@ void Fetcher::work(const std::stop_token& stop, Shared& shared, std::size_t work
         };
         Shared::Result result;
         try {
-            result.batch = make(shared.reading, number, share, shared.device, before_item);
+            result.batch = make(shared.pass, number, share, shared.device, before_item);
         } catch (const Stopped&) {
             // Nobody waits for this batch: the loop below ends, or continues with the new share.
         } catch (...) {
@@ -184,15 +184,15 @@ void Fetcher::work(const std::stop_token& stop, Shared& shared, std::size_t work
     shared.something_done.notify_all();
 }
 
-Fetcher::Fetcher(Reading reading, const LoaderOptions& options)
+Fetcher::Fetcher(EpochPass pass, const LoaderOptions& options)
     : timeout_(std::chrono::duration_cast<Clock::duration>(
           std::chrono::duration<double>(options.timeout_seconds))),
       device_(options.device),
       shared_(std::make_shared<Shared>()) {
-    shared_->reading = std::move(reading);
+    shared_->pass = std::move(pass);
     shared_->share = options.share;
     shared_->device = device_;
-    const std::int64_t workers = std::min<std::int64_t>(options.workers, shared_->reading.batches());
+    const std::int64_t workers = std::min<std::int64_t>(options.workers, shared_->pass.batches());
     shared_->read_ahead = options.read_ahead * std::max<std::int64_t>(workers, 1);
     shared_->workers.resize(static_cast<std::size_t>(workers));
     try {
@@ -219,17 +219,15 @@ Fetcher::~Fetcher() {
     lock.unlock();  // the other workers are joined by their destructor
 }
 
-const Reading& Fetcher::reading() const { return shared_->reading; }
+const EpochPass& Fetcher::pass() const { return shared_->pass; }
 
-std::int64_t Fetcher::position() const {
-    return std::min(reading().first + next_ * reading().batch, reading().end);
-}
+std::int64_t Fetcher::position() const { return std::min(pass().first + next_ * pass().batch, pass().end); }
 
 Batch Fetcher::receive(std::optional<Share> share) {
-    const std::int64_t number = std::exchange(next_, reading().batches());  // after an error the pass is over
+    const std::int64_t number = std::exchange(next_, pass().batches());  // after an error the pass is over
     std::optional<BatchCopy> copy = std::exchange(ahead_, std::nullopt);
     if (!copy || share != shared_->share) {
-        Batch batch = threads_.empty() ? make(reading(), number, share, device_, [](std::int64_t) {})
+        Batch batch = threads_.empty() ? make(pass(), number, share, device_, [](std::int64_t) {})
                                        : receive_from_workers(number, share);
         if (!device_) {
             next_ = number + 1;
@@ -296,7 +294,7 @@ Clock::time_point Fetcher::look_again(std::int64_t number) const {
         if (now - worker.since < timeout_) return worker.since + timeout_;
         throw Error("Loader", fmt::format("{} did not return within {} s (worker {}). Look for what it waits "
                                           "for, or raise timeout_seconds.",
-                                          name_of(reading(), worker.item),
+                                          name_of(pass(), worker.item),
                                           std::chrono::duration<double>(timeout_).count(), i));
     }
     return now + std::chrono::milliseconds(50);  // no worker has begun it yet

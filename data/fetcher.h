@@ -13,7 +13,7 @@
 namespace potluck::data {
 
 /// What one pass over the rest of an epoch reads, and how it is divided into global batches. Immutable.
-struct Reading {
+struct EpochPass {
     std::shared_ptr<const Dataset> dataset;
     std::vector<std::int64_t> order;  // empty: in the dataset's order
     std::int64_t first = 0, end = 0;  // positions in the order
@@ -29,13 +29,13 @@ struct Reading {
 /// Fetches the batches of one pass in order, with or without workers.
 class Fetcher {
 public:
-    Fetcher(Reading reading, const LoaderOptions& options);
+    Fetcher(EpochPass pass, const LoaderOptions& options);
     ~Fetcher();
     Fetcher(const Fetcher&) = delete;
     Fetcher& operator=(const Fetcher&) = delete;
 
-    const Reading& reading() const;
-    bool is_done() const { return next_ == reading().batches(); }
+    const EpochPass& pass() const;
+    bool is_done() const { return next_ == pass().batches(); }
     /// Position in the order at which the next batch starts.
     std::int64_t position() const;
 

@@ -79,16 +79,16 @@ struct Loader::Core {
     }
 
     /// The rest of the epoch in which the cursor is.
-    Reading rest() const {
-        Reading reading;
-        reading.dataset = dataset;
-        reading.first = cursor.item;
-        reading.end = end_from(cursor.item);
-        reading.batch = options.batch;
-        reading.seed = cursor.seed;
-        reading.epoch = cursor.epoch;
-        if (options.shuffle) reading.order = shuffled_order(cursor.size, cursor.seed, cursor.epoch);
-        return reading;
+    EpochPass rest() const {
+        EpochPass pass;
+        pass.dataset = dataset;
+        pass.first = cursor.item;
+        pass.end = end_from(cursor.item);
+        pass.batch = options.batch;
+        pass.seed = cursor.seed;
+        pass.epoch = cursor.epoch;
+        if (options.shuffle) pass.order = shuffled_order(cursor.size, cursor.seed, cursor.epoch);
+        return pass;
     }
 
     void take_next_epoch() {
@@ -110,7 +110,7 @@ struct Loader::Core {
         const std::int64_t end = trace::now_ns();
         if (is_tracing()) trace::record("loader: wait", start, end);
         if (moves_cursor) {
-            cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.reading().epoch;
+            cursor.epoch = fetcher.is_done() ? next_epoch : fetcher.pass().epoch;
             cursor.item = fetcher.is_done() ? 0 : fetcher.position();
         }
         return batch;
@@ -211,7 +211,7 @@ Loader::Iterator Loader::begin() {
 Batch Loader::next() {
     Core& core = this->core();
     const bool in_epoch = core.cursor.epoch < core.next_epoch;
-    const bool goes_on = core.running && in_epoch && core.running->reading().epoch == core.cursor.epoch &&
+    const bool goes_on = core.running && in_epoch && core.running->pass().epoch == core.cursor.epoch &&
                          core.running->position() == core.cursor.item;
     if (!goes_on) {
         core.running.reset();
@@ -232,13 +232,13 @@ Loader::Pass Loader::pass() const {
 
 Loader::Iterator Loader::Pass::begin() const {
     if (!core_) throw Error("Loader", "this pass was moved from. Use the one that it was moved to.");
-    Reading reading;
-    reading.dataset = core_->dataset;
-    reading.end = core_->end_from(0);
-    reading.batch = core_->options.batch;
-    reading.seed = core_->options.seed;
-    reading.epoch = -1;  // no epoch has this number, so the random numbers are different ones
-    return {core_, std::make_shared<Fetcher>(std::move(reading), core_->options), false};
+    EpochPass pass;
+    pass.dataset = core_->dataset;
+    pass.end = core_->end_from(0);
+    pass.batch = core_->options.batch;
+    pass.seed = core_->options.seed;
+    pass.epoch = -1;  // no epoch has this number, so the random numbers are different ones
+    return {core_, std::make_shared<Fetcher>(std::move(pass), core_->options), false};
 }
 
 Loader::Iterator::Iterator(std::shared_ptr<Core> core, std::shared_ptr<Fetcher> fetcher, bool moves_state)

@@ -49,12 +49,12 @@ bool is_left_out_folder(const files::path& folder) {
 }
 
 /// The result of scanning a folder.
-struct Walk {
+struct ScannedFolder {
     std::vector<TextFile> texts;
     std::int64_t empty = 0, binary = 0;
 };
 
-void walk(const files::path& folder, Walk& found) {
+void scan(const files::path& folder, ScannedFolder& found) {
     std::error_code failure;
     std::vector<files::directory_entry> entries;
     for (files::directory_iterator entry(folder, failure), end; !failure && entry != end;
@@ -70,7 +70,7 @@ void walk(const files::path& folder, Walk& found) {
         const files::path& path = entry.path();
         if (path.filename().native().starts_with('.') || entry.is_symlink(failure)) continue;
         if (entry.is_directory(failure)) {
-            if (!is_left_out_folder(path)) walk(path, found);
+            if (!is_left_out_folder(path)) scan(path, found);
         } else if (entry.is_regular_file(failure)) {
             std::string content = read_file(path);
             if (content.empty())
@@ -110,8 +110,8 @@ std::vector<TextFile> read_text(const std::string& path) {
     if (failure) throw Error("read_text", fmt::format("cannot read {}: {}.", path, failure.message()));
 
     if (files::is_directory(status)) {
-        Walk found;
-        walk(path, found);
+        ScannedFolder found;
+        scan(path, found);
         if (found.texts.empty())
             throw Error("read_text",
                         fmt::format("the folder {} has no text file in it ({} empty and {} binary files "

@@ -12,8 +12,8 @@
 
 namespace potluck::nn {
 
-using detail::Place;
-using detail::places_of;
+using detail::named_tensors_of;
+using detail::NamedMember;
 using detail::tensors_of;
 using detail::Tied;
 using Kind = Member::Kind;
@@ -30,22 +30,22 @@ bool show_same_elements(const Tensor& a, const Tensor& b) {
 
 void Module::replace_tensors(const std::function<Tensor(const Tensor&, Kind)>& change) {
     std::vector<std::pair<Tensor, Tensor>> replaced;
-    for (const Place& place : places_of(*this)) {
+    for (const NamedMember& named : named_tensors_of(*this)) {
         const auto known = std::find_if(replaced.begin(), replaced.end(),
-                                        [&](const auto& pair) { return pair.first.is_same(*place.tensor); });
+                                        [&](const auto& pair) { return pair.first.is_same(*named.tensor); });
         if (known != replaced.end()) {
-            *place.tensor = known->second;
+            *named.tensor = known->second;
             continue;
         }
-        const Tensor old = *place.tensor;
-        Tensor fresh = change(old, place.kind);
+        const Tensor old = *named.tensor;
+        Tensor fresh = change(old, named.kind);
         const auto tied = std::find_if(replaced.begin(), replaced.end(), [&](const auto& pair) {
             return show_same_elements(pair.first, old) && pair.second.dtype() == fresh.dtype() &&
                    pair.second.device() == fresh.device();
         });
         if (tied != replaced.end() && !fresh.is_same(old))
             fresh.set_elements(tied->second.detach().reshape(fresh.shape()));
-        *place.tensor = fresh;
+        *named.tensor = fresh;
         replaced.emplace_back(old, fresh);
     }
 }

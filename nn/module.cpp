@@ -7,8 +7,8 @@
 
 #include "autograd/ops/cross_entropy.h"
 #include "core/format.h"
+#include "nn/module_tree.h"
 #include "nn/tied.h"
-#include "nn/walk.h"
 
 namespace potluck::nn {
 
@@ -120,14 +120,14 @@ Module::Module(const Module& other)
     : detail::WrongForward(other),
       training_(other.training_),
       random_site_(other.random_site_),
-      presence_(other.presence_),
+      lifetime_(other.lifetime_),
       original_(&other.copied_type()) {}
 
 Module::Module(Module&& other) noexcept
     : detail::WrongForward(other),
       training_(other.training_),
       random_site_(other.random_site_),
-      presence_(std::move(other.presence_)),
+      lifetime_(std::move(other.lifetime_)),
       original_(&other.copied_type()) {}
 
 // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): to itself it changes nothing
@@ -135,7 +135,7 @@ Module& Module::operator=(const Module& other) {
     check_assignment(other);
     training_ = other.training_;
     random_site_ = other.random_site_;
-    presence_ = other.presence_;
+    lifetime_ = other.lifetime_;
     original_ = &other.copied_type();
     return *this;
 }
@@ -145,7 +145,7 @@ Module& Module::operator=(Module&& other) {
     check_assignment(other);
     training_ = other.training_;
     random_site_ = other.random_site_;
-    presence_ = std::move(other.presence_);
+    lifetime_ = std::move(other.lifetime_);
     original_ = &other.copied_type();
     return *this;
 }
@@ -174,7 +174,7 @@ void Module::assign_random_sites(const std::string& name) {
         return site;
     };
     random_site_ = site_of(name);
-    walk(*this, [&](const Member& member, const std::string& below, std::size_t) {
+    for_each_member(*this, [&](const Member& member, const std::string& below, std::size_t) {
         if (member.kind != Kind::module) return;
         member.module->random_site_ = site_of(name.empty() ? below : name + "." + below);
     });
@@ -217,7 +217,7 @@ StateDict Module::state_dict() const {
 
 void Module::train(bool training) {
     training_ = training;
-    walk(*this, [&](const Member& member, const std::string&, std::size_t) {
+    for_each_member(*this, [&](const Member& member, const std::string&, std::size_t) {
         if (member.kind == Kind::module) member.module->training_ = training;
     });
 }
@@ -238,7 +238,7 @@ void Module::set_requires_grad(bool requires_grad) {
 
 EvalMode::EvalMode(Module& module) {
     modes_.emplace_back(&module, module.training_);
-    walk(module, [&](const Member& member, const std::string&, std::size_t) {
+    for_each_member(module, [&](const Member& member, const std::string&, std::size_t) {
         if (member.kind == Kind::module) modes_.emplace_back(member.module, member.module->training_);
     });
     for (const auto& [one, training] : modes_) one->training_ = false;

@@ -80,18 +80,18 @@ struct LoadReport {
 };
 
 /// Whether a module still exists at its address: tokens expire when it is destroyed or moved from.
-class Presence {
+class LifetimeToken {
 public:
-    Presence() = default;
-    Presence(const Presence&) noexcept {}
-    Presence(Presence&& other) noexcept { other.token_.reset(); }
+    LifetimeToken() = default;
+    LifetimeToken(const LifetimeToken&) noexcept {}
+    LifetimeToken(LifetimeToken&& other) noexcept { other.token_.reset(); }
     // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): nothing is taken from the other
-    Presence& operator=(const Presence&) noexcept { return *this; }
-    Presence& operator=(Presence&& other) noexcept {
+    LifetimeToken& operator=(const LifetimeToken&) noexcept { return *this; }
+    LifetimeToken& operator=(LifetimeToken&& other) noexcept {
         other.token_.reset();
         return *this;
     }
-    ~Presence() = default;
+    ~LifetimeToken() = default;
 
     std::weak_ptr<const void> token() const {
         if (token_ == nullptr) token_ = std::make_shared<char>();
@@ -220,7 +220,7 @@ public:
     /// The direct members of this module, as members() lists them.
     std::vector<Member> list_members() const;
     /// Expires when this module is destroyed or moved from.
-    std::weak_ptr<const void> presence() const { return presence_.token(); }
+    std::weak_ptr<const void> presence() const { return lifetime_.token(); }
 
 private:
     friend class EvalMode;
@@ -237,7 +237,7 @@ private:
 
     bool training_ = true;
     std::uint64_t random_site_ = 0;  // 0: no site
-    Presence presence_;
+    LifetimeToken lifetime_;
     const std::type_info* original_ = nullptr;  // the type of what this was copied or moved from
 };
 

@@ -2,7 +2,7 @@
 
 #include "core/format.h"
 #include "nn/module.h"
-#include "nn/walk.h"
+#include "nn/module_tree.h"
 
 namespace potluck::nn {
 namespace {
@@ -33,7 +33,7 @@ std::string line_of(const Module& module) {
 
 std::string to_string(const Module& module) {
     std::string text = line_of(module) + "\n";
-    walk(module, [&](const Member& member, const std::string&, std::size_t depth) {
+    for_each_member(module, [&](const Member& member, const std::string&, std::size_t depth) {
         if (member.kind != Member::Kind::module) return;
         text += fmt::format("{:{}}{}: {}\n", "", 2 * depth, member.name, line_of(*member.module));
     });

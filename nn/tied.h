@@ -1,6 +1,6 @@
 #pragma once
 
-// For .cpp files only: the tensors of a module by their places and names.
+// For .cpp files only: the tensors of a module by their names.
 
 #include <functional>
 #include <string>
@@ -11,14 +11,14 @@
 namespace potluck::nn::detail {
 
 /// A tensor somewhere in the tree, by its full name.
-struct Place {
+struct NamedMember {
     std::string name;
     Member::Kind kind;
     Tensor* tensor;
 };
 
 /// Of a module and those below, in the order of members(). Throws Error when two have one name.
-std::vector<Place> places_of(const Module& module);
+std::vector<NamedMember> named_tensors_of(const Module& module);
 
 /// A tensor with all of its names, the first one first.
 struct Tied {

@@ -41,13 +41,13 @@ std::pair<Tensor, Tensor> rotary_tables(std::int64_t positions, std::int64_t hea
 namespace {
 
 /// The inverse rotation is also the gradient of the rotation, which preserves lengths.
-Tensor turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
+Tensor rotate_by(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
     const OpScope scope("rotary");
     Tensor y = Tensor::empty(x.shape(), {x.dtype(), x.device()});
     backend(x.device()).rotary(x, cosine, sine, inverse, y);
     return record("rotary", y, {x}, {cosine, sine},
                   [inverse](const Saved& saved, const Tensor& dy, Gradients& dx) {
-                      dx.add(0, turn(dy, saved[0], saved[1], !inverse));
+                      dx.add(0, rotate_by(dy, saved[0], saved[1], !inverse));
                   });
 }
 
@@ -73,7 +73,7 @@ Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine) {
                         pretty(x.shape()), pretty(wanted), pretty(cosine.shape()), pretty(sine.shape())));
     if (detail::needs_gradient(cosine) || detail::needs_gradient(sine))
         throw Error("rotary", "the tables require a gradient, but rotary has none in them. detach() them.");
-    return turn(x, detail::cast(cosine, DType::f32), detail::cast(sine, DType::f32), false);
+    return rotate_by(x, detail::cast(cosine, DType::f32), detail::cast(sine, DType::f32), false);
 }
 
 }  // namespace potluck

@@ -63,7 +63,7 @@ void normal_block(RandomKey key, std::int64_t first, std::int64_t n, float mean,
     for (std::size_t i = 0; i < pairs; ++i) {
         const float u = static_cast<float>(words[2 * i]) * 0x1p-32F + 0x1p-33F;  // in (0, 1]
         const float radius = std::sqrt(std::max(-2 * logarithm(u), 0.0F)) * std;
-        const Turn direction = turn(words[2 * i + 1] >> 8);
+        const UnitVector direction = unit_vector(words[2 * i + 1] >> 8);
         values[2 * i] = radius * direction.cosine + mean;
         values[2 * i + 1] = radius * direction.sine + mean;
     }

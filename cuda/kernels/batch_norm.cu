@@ -21,7 +21,7 @@ namespace {
 constexpr int block_threads = 256;
 
 /// How a channel is distributed over blocks and threads.
-struct Spread {
+struct ChannelSlices {
     std::int64_t batch, channels, positions;
     int position_lanes, channel_lanes, batch_lanes;  // powers of two, their product is `block_threads`
     std::int64_t batch_slices, position_slices;
@@ -33,8 +33,8 @@ struct Spread {
 
 std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-Spread spread_over(const Tensor& x, int multiprocessors) {
-    Spread s{};
+ChannelSlices slices_over(const Tensor& x, int multiprocessors) {
+    ChannelSlices s{};
     s.batch = x.size(0);
     s.channels = x.size(1);
     s.positions = x.size(2);
@@ -54,12 +54,12 @@ Spread spread_over(const Tensor& x, int multiprocessors) {
 }
 
 /// The channel of this thread, and its index among the threads of that channel.
-struct Place {
+struct ThreadPosition {
     std::int64_t channel;
     int channel_lane, member, members;
 };
 
-__device__ inline Place place_of_thread(const Spread& s) {
+__device__ inline ThreadPosition position_of_thread(const ChannelSlices& s) {
     const int thread = static_cast<int>(threadIdx.x);
     const int position_lane = thread % s.position_lanes;
     const int rest = thread / s.position_lanes;
@@ -70,7 +70,7 @@ __device__ inline Place place_of_thread(const Spread& s) {
 
 /// Calls visit(position in x) for this thread's elements of its channel.
 template <class Visit>
-__device__ void for_each_element(const Spread& s, const Place& at, const Visit& visit) {
+__device__ void for_each_element(const ChannelSlices& s, const ThreadPosition& at, const Visit& visit) {
     if (at.channel >= s.channels) return;
     const std::int64_t slice = blockIdx.y;
     const std::int64_t first_row = slice / s.position_slices * s.batch_step;
@@ -87,7 +87,7 @@ __device__ void for_each_element(const Spread& s, const Place& at, const Visit& 
 
 /// Combines the states of the threads of each channel; the first of them gets the result. All threads must call it.
 template <class State>
-__device__ State fold_channel(const State& state, const Place& at) {
+__device__ State fold_channel(const State& state, const ThreadPosition& at) {
     __shared__ State states[block_threads];
     State* own = states + at.channel_lane * at.members;
     own[at.member] = state;
@@ -122,7 +122,8 @@ constexpr int run_length = 64;
 
 /// The statistics of this thread's elements. S is the compute type of the elements.
 template <class S, class T>
-__device__ Moments<compute_type<T>> moments_of_thread(const T* x, const Spread& s, const Place& at) {
+__device__ Moments<compute_type<T>> moments_of_thread(const T* x, const ChannelSlices& s,
+                                                      const ThreadPosition& at) {
     Moments<compute_type<T>> total{0, 0, 0};
     S mean = 0, squares = 0;
     int count = 0;
@@ -147,9 +148,9 @@ __device__ Moments<compute_type<T>> moments_of_thread(const T* x, const Spread& 
 // Floor: reads x once (sizeof(T) bytes an element); a division, four multiplications and additions an element.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
-    statistics_of_slices(const T* x, Spread s, Moments<compute_type<T>>* partial) {
+    statistics_of_slices(const T* x, ChannelSlices s, Moments<compute_type<T>>* partial) {
     using S = compute_type<T>;
-    const Place at = place_of_thread(s);
+    const ThreadPosition at = position_of_thread(s);
     Moments<S> total = moments_of_thread<S>(x, s, at);
     if (std::is_same_v<S, float> && total.count > 1 &&
         !(total.squares > 1e-30 && total.squares <= std::numeric_limits<double>::max()))
@@ -184,12 +185,12 @@ __global__ void finish_deviations(const double* deviation, std::int64_t channels
 // ---- gradients of weight and bias ----
 
 /// Sums over a channel of dy * normalised x, and of dy.
-struct Slopes {
-    double products, slopes;
+struct GradientSums {
+    double products, sums;
 
-    __device__ void add(const Slopes& other) {
+    __device__ void add(const GradientSums& other) {
         products += other.products;
-        slopes += other.slopes;
+        sums += other.sums;
     }
 };
 
@@ -197,43 +198,43 @@ struct Slopes {
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     slopes_of_slices(const T* x, const T* dy, const compute_type<T>* mean, const compute_type<T>* rstd,
-                     Spread s, Slopes* partial) {
+                     ChannelSlices s, GradientSums* partial) {
     using S = compute_type<T>;
-    const Place at = place_of_thread(s);
+    const ThreadPosition at = position_of_thread(s);
     const bool used = at.channel < s.channels;
     const Normalised<S> normalised(used ? mean[at.channel] : S{0}, used ? rstd[at.channel] : S{0});
-    Slopes total{0, 0};
-    S products = 0, slopes = 0;
+    GradientSums total{0, 0};
+    S products = 0, sums = 0;
     int count = 0;
     const auto flush = [&] {
-        total.add({static_cast<double>(products), static_cast<double>(slopes)});
-        products = slopes = 0;
+        total.add({static_cast<double>(products), static_cast<double>(sums)});
+        products = sums = 0;
         count = 0;
     };
     for_each_element(s, at, [&](std::int64_t i) {
         const S slope = to_compute(dy[i]);
         products += slope * normalised(to_compute(x[i]));
-        slopes += slope;
+        sums += slope;
         if (++count == run_length) flush();
     });
     flush();
-    const Slopes folded = fold_channel(total, at);
+    const GradientSums folded = fold_channel(total, at);
     if (at.member == 0 && used) partial[at.channel * gridDim.y + blockIdx.y] = folded;
 }
 
 // Also leaves the total of each channel in the place of its first slice.
 // Floor: reads 16 bytes a channel and slice, writes 2 numbers a channel.
 template <class T>
-__global__ void finish_slopes(Slopes* partial, std::int64_t channels, std::int64_t slices,
-                              GradientPointer<T> dweight, GradientPointer<T> dbias) {
+__global__ void finish_gradient_sums(GradientSums* partial, std::int64_t channels, std::int64_t slices,
+                                     GradientPointer<T> dweight, GradientPointer<T> dbias) {
     const std::int64_t channel = global_thread();
     if (channel >= channels) return;
-    Slopes total = partial[channel * slices];
+    GradientSums total = partial[channel * slices];
     for (std::int64_t slice = 1; slice < slices; ++slice) total.add(partial[channel * slices + slice]);
     partial[channel * slices] = total;
     using S = compute_type<T>;
     dweight.store(channel, static_cast<S>(total.products));
-    dbias.store(channel, static_cast<S>(total.slopes));
+    dbias.store(channel, static_cast<S>(total.sums));
 }
 
 // ---- element-wise ----
@@ -277,7 +278,7 @@ __global__ void normalise(const T* x, const compute_type<T>* mean, const compute
 // Floor: reads x and dy and writes dx once (3 sizeof(T) bytes an element); six multiplications and additions an element.
 template <class T, int N>
 __global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean, const compute_type<T>* rstd,
-                         Affine<T> affine, const Slopes* totals, std::int64_t slices, double count,
+                         Affine<T> affine, const GradientSums* totals, std::int64_t slices, double count,
                          std::int64_t channels, std::int64_t positions, std::int64_t packs, T* dx) {
     using S = compute_type<T>;
     for (std::int64_t pack = global_thread(); pack < packs; pack += global_threads()) {
@@ -287,16 +288,16 @@ __global__ void gradient(const T* x, const T* dy, const compute_type<T>* mean, c
         const S factor = scale * affine.factor(channel);
         S mean_slope = 0, mean_product = 0;
         if (totals != nullptr) {
-            mean_slope = static_cast<S>(totals[channel * slices].slopes / count);
+            mean_slope = static_cast<S>(totals[channel * slices].sums / count);
             mean_product = static_cast<S>(totals[channel * slices].products / count);
         }
         const auto values = reinterpret_cast<const Pack<T, N>*>(x)[pack];
-        const auto slopes = reinterpret_cast<const Pack<T, N>*>(dy)[pack];
+        const auto gradients = reinterpret_cast<const Pack<T, N>*>(dy)[pack];
         Pack<T, N> out;
         for (int i = 0; i < N; ++i) {
             const S normalised = normalised_of(to_compute(values.values[i]));
             out.values[i] = from_compute<T>(
-                factor * (to_compute(slopes.values[i]) - mean_slope - normalised * mean_product));
+                factor * (to_compute(gradients.values[i]) - mean_slope - normalised * mean_product));
         }
         reinterpret_cast<Pack<T, N>*>(dx)[pack] = out;
     }
@@ -318,13 +319,13 @@ Affine<T> affine_of(const Tensor& weight_or_none, const Tensor& bias_or_none) {
 
 /// New memory for one State per channel and slice.
 template <class State>
-Tensor states(const Spread& s, const Tensor& like) {
+Tensor states(const ChannelSlices& s, const Tensor& like) {
     const auto bytes = static_cast<std::int64_t>(sizeof(State));
     return Tensor::empty({s.channels * s.slices() * bytes / size_of(DType::f64)},
                          {DType::f64, like.device()});
 }
 
-dim3 grid_of(const Spread& s) {
+dim3 grid_of(const ChannelSlices& s) {
     return {static_cast<unsigned>(s.channel_blocks()), static_cast<unsigned>(s.slices())};
 }
 
@@ -360,7 +361,7 @@ void batch_norm_statistics(KernelDevice& device, const Tensor& given_x, double e
         return;
     }
     const Tensor x = contiguous(device, given_x);
-    const Spread s = spread_over(x, device.multiprocessors());
+    const ChannelSlices s = slices_over(x, device.multiprocessors());
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using S = compute_type<T>;
@@ -400,11 +401,11 @@ void batch_norm_backward(KernelDevice& device, const Tensor& given_x, const Tens
     const Tensor x = contiguous(device, given_x), dy = contiguous(device, given_dy),
                  center = contiguous(device, mean), reciprocal = contiguous(device, rstd);
     if (x.size(1) == 0) return;
-    const Spread s = spread_over(x, device.multiprocessors());
+    const ChannelSlices s = slices_over(x, device.multiprocessors());
     const bool wants_dx = dx_or_none.defined() && x.count() > 0;
     const bool wants_sums = dweight_or_none.defined() || dbias_or_none.defined() || batch_statistics;
-    const Tensor partial = wants_sums ? states<Slopes>(s, x) : Tensor();
-    auto* slopes = wants_sums ? static_cast<Slopes*>(partial.raw_data()) : nullptr;
+    const Tensor partial = wants_sums ? states<GradientSums>(s, x) : Tensor();
+    auto* sums = wants_sums ? static_cast<GradientSums*>(partial.raw_data()) : nullptr;
     visit_device_floating(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using S = compute_type<T>;
@@ -412,22 +413,21 @@ void batch_norm_backward(KernelDevice& device, const Tensor& given_x, const Tens
         const S* reciprocals = elements_of<S>(reciprocal);
         if (wants_sums) {
             launch(slopes_of_slices<T>, grid_of(s), dim3(block_threads), 0, queue, elements_of<T>(x),
-                   elements_of<T>(dy), means, reciprocals, s, slopes);
-            launch(finish_slopes<T>, dim3(blocks_for(s.channels, block_threads)), dim3(block_threads), 0,
-                   queue, slopes, s.channels, s.slices(), GradientPointer<T>(dweight_or_none),
+                   elements_of<T>(dy), means, reciprocals, s, sums);
+            launch(finish_gradient_sums<T>, dim3(blocks_for(s.channels, block_threads)), dim3(block_threads),
+                   0, queue, sums, s.channels, s.slices(), GradientPointer<T>(dweight_or_none),
                    GradientPointer<T>(dbias_or_none));
         }
         if (!wants_dx) return;
-        with_packs<T>(x.count(), x.size(2),
-                      {elements_of<T>(x), elements_of<T>(dy), elements_of<T>(dx_or_none)},
-                      [&](auto width, std::int64_t packs) {
-                          launch(gradient<T, decltype(width)::value>, dim3(blocks_for(packs, block_threads)),
-                                 dim3(block_threads), 0, queue, elements_of<T>(x), elements_of<T>(dy), means,
-                                 reciprocals, affine_of<T>(weight_or_none, Tensor()),
-                                 batch_statistics ? slopes : nullptr, s.slices(),
-                                 static_cast<double>(x.size(0) * x.size(2)), x.size(1), x.size(2), packs,
-                                 elements_of<T>(dx_or_none));
-                      });
+        with_packs<T>(
+            x.count(), x.size(2), {elements_of<T>(x), elements_of<T>(dy), elements_of<T>(dx_or_none)},
+            [&](auto width, std::int64_t packs) {
+                launch(gradient<T, decltype(width)::value>, dim3(blocks_for(packs, block_threads)),
+                       dim3(block_threads), 0, queue, elements_of<T>(x), elements_of<T>(dy), means,
+                       reciprocals, affine_of<T>(weight_or_none, Tensor()), batch_statistics ? sums : nullptr,
+                       s.slices(), static_cast<double>(x.size(0) * x.size(2)), x.size(1), x.size(2), packs,
+                       elements_of<T>(dx_or_none));
+            });
     });
 }
 

@@ -46,7 +46,7 @@ constexpr int tile = 32;
 constexpr int tile_rows = 8;  // of threads: each thread moves 32 / 8 elements
 
 /// Planes of (rows, columns) elements; the source is dense along its rows, the target along its columns.
-struct Turn {
+struct Transpose {
     Layout<2> planes;  // target, source
     std::int64_t rows, columns;
     std::int64_t from_row;   // from one row of the source to the next
@@ -57,29 +57,31 @@ struct Turn {
 // Floor: 2 sizeof(Word) bytes an element. A tile has one column of padding, so that the lanes of a warp can read down a
 // column without bank conflicts.
 template <class Index, class Word>
-__global__ void __launch_bounds__(tile* tile_rows) turn_kernel(const Turn turn, Word* to, const Word* from) {
+__global__ void __launch_bounds__(tile* tile_rows)
+    transpose_kernel(const Transpose transpose, Word* to, const Word* from) {
     __shared__ Word words[tile][tile + 1];
     const int lane = static_cast<int>(threadIdx.x);
-    const std::int64_t tiles = turn.planes.count * turn.row_tiles * turn.column_tiles;
+    const std::int64_t tiles = transpose.planes.count * transpose.row_tiles * transpose.column_tiles;
     for (std::int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const auto plane_tiles = static_cast<Index>(turn.row_tiles * turn.column_tiles);
+        const auto plane_tiles = static_cast<Index>(transpose.row_tiles * transpose.column_tiles);
         const auto plane = static_cast<Index>(static_cast<Index>(index) / plane_tiles);
         const auto in_plane = static_cast<Index>(static_cast<Index>(index) - plane * plane_tiles);
-        const auto row_tile = static_cast<Index>(in_plane / static_cast<Index>(turn.column_tiles));
+        const auto row_tile = static_cast<Index>(in_plane / static_cast<Index>(transpose.column_tiles));
         const std::int64_t row = static_cast<std::int64_t>(row_tile) * tile;
         const std::int64_t column =
-            static_cast<std::int64_t>(in_plane - row_tile * static_cast<Index>(turn.column_tiles)) * tile;
+            static_cast<std::int64_t>(in_plane - row_tile * static_cast<Index>(transpose.column_tiles)) *
+            tile;
         std::int64_t offset[2];
-        turn.planes.offsets(plane, offset);
-        const Word* source = from + offset[1] + row * turn.from_row + column;
-        Word* target = to + offset[0] + column * turn.to_column + row;
-        const std::int64_t rows = turn.rows - row;
-        const std::int64_t columns = turn.columns - column;
+        transpose.planes.offsets(plane, offset);
+        const Word* source = from + offset[1] + row * transpose.from_row + column;
+        Word* target = to + offset[0] + column * transpose.to_column + row;
+        const std::int64_t rows = transpose.rows - row;
+        const std::int64_t columns = transpose.columns - column;
         for (int i = static_cast<int>(threadIdx.y); i < tile; i += tile_rows)
-            if (i < rows && lane < columns) words[i][lane] = source[i * turn.from_row + lane];
+            if (i < rows && lane < columns) words[i][lane] = source[i * transpose.from_row + lane];
         __syncthreads();
         for (int i = static_cast<int>(threadIdx.y); i < tile; i += tile_rows)
-            if (i < columns && lane < rows) target[i * turn.to_column + lane] = words[lane][i];
+            if (i < columns && lane < rows) target[i * transpose.to_column + lane] = words[lane][i];
         __syncthreads();
     }
 }
@@ -101,19 +103,19 @@ void copy_turned(cudaStream_t stream, const Tensor& from, Tensor& to, std::size_
     const std::size_t inner = to.shape().size() - 1;
     const Tensor target_planes = without_axes(to, dense, inner);
     const Tensor source_planes = without_axes(from, dense, inner);
-    Turn turn{.planes = layout_of<2>({&target_planes, &source_planes}),
-              .rows = to.shape()[inner],
-              .columns = to.shape()[dense],
-              .from_row = from.strides()[inner],
-              .to_column = to.strides()[dense],
-              .row_tiles = (to.shape()[inner] + tile - 1) / tile,
-              .column_tiles = (to.shape()[dense] + tile - 1) / tile};
-    const std::int64_t tiles = turn.planes.count * turn.row_tiles * turn.column_tiles;
+    Transpose transpose{.planes = layout_of<2>({&target_planes, &source_planes}),
+                        .rows = to.shape()[inner],
+                        .columns = to.shape()[dense],
+                        .from_row = from.strides()[inner],
+                        .to_column = to.strides()[dense],
+                        .row_tiles = (to.shape()[inner] + tile - 1) / tile,
+                        .column_tiles = (to.shape()[dense] + tile - 1) / tile};
+    const std::int64_t tiles = transpose.planes.count * transpose.row_tiles * transpose.column_tiles;
     const bool narrow = tiles <= static_cast<std::int64_t>(std::numeric_limits<std::uint32_t>::max());
     visit_word(to.dtype(), [&](auto zero) {
         using Word = decltype(zero);
-        launch(narrow ? turn_kernel<std::uint32_t, Word> : turn_kernel<std::uint64_t, Word>,
-               dim3(blocks_for(tiles, 1)), dim3(tile, tile_rows), 0, stream, turn, elements_of<Word>(to),
+        launch(narrow ? transpose_kernel<std::uint32_t, Word> : transpose_kernel<std::uint64_t, Word>,
+               dim3(blocks_for(tiles, 1)), dim3(tile, tile_rows), 0, stream, transpose, elements_of<Word>(to),
                static_cast<const Word*>(elements_of<Word>(from)));
     });
 }

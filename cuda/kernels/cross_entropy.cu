@@ -121,7 +121,7 @@ void cross_entropy(KernelDevice& device, const Tensor& logits, const Tensor& lab
     const cudaStream_t on = device.stream();
     const DenseRows rows = dense_rows(device, logits);
     const dim3 block = row_block(rows.width);
-    FaultTeller tell = [labels, classes = rows.width, ignored = options.ignore_index](std::int64_t row) {
+    FaultReporter report = [labels, classes = rows.width, ignored = options.ignore_index](std::int64_t row) {
         const Tensor label = labels.alias({}, {}, labels.offset() + row * labels.strides()[0]);
         const auto value = label.item<std::int64_t>();
         if (value != ignored && (value < 0 || value >= classes))
@@ -133,7 +133,7 @@ void cross_entropy(KernelDevice& device, const Tensor& logits, const Tensor& lab
         launch(cross_entropy_kernel<T>, blocks_for(rows.count, block.y), block, 0, on,
                elements_of<T>(rows.tensor), rows.stride, targets_of(logits, labels, options),
                elements_of<Computed>(losses), elements_of<Computed>(logsumexp),
-               device.fault_slot(std::move(tell)));
+               device.fault_slot(std::move(report)));
     });
 }
 

@@ -35,7 +35,7 @@ inline constexpr int map_threads = 256;
 /// A layout in units of packs: strides are still counted in elements, so that one step along the innermost axis is a
 /// whole pack (or 0, for an operand that is constant along it).
 template <int Operands>
-struct Walk {
+struct PackedLayout {
     Layout<Operands> layout;
     std::int64_t rest = 0;  // elements after the last pack; only with a single axis
     unsigned repeated = 0;  // bit i: operand i is constant within a pack
@@ -69,18 +69,18 @@ __device__ void map_one(const Body& body, std::int64_t first, unsigned repeated,
 
 template <class Index, int N, class Body, class Out, class... In>
 __global__ void __launch_bounds__(map_threads)
-    map_kernel(const __grid_constant__ Walk<1 + sizeof...(In)> walk, const __grid_constant__ Body body,
-               Out* y, const In*... x) {
+    map_kernel(const __grid_constant__ PackedLayout<1 + sizeof...(In)> packed,
+               const __grid_constant__ Body body, Out* y, const In*... x) {
     constexpr int operands = 1 + sizeof...(In);
     std::int64_t offset[operands];
-    for (std::int64_t step = global_thread(); step < walk.layout.count; step += global_threads()) {
-        walk.layout.offsets(static_cast<Index>(step), offset);
-        map_one<N>(body, step * N, walk.repeated, offset, y, x...);
+    for (std::int64_t step = global_thread(); step < packed.layout.count; step += global_threads()) {
+        packed.layout.offsets(static_cast<Index>(step), offset);
+        map_one<N>(body, step * N, packed.repeated, offset, y, x...);
     }
-    if (N > 1 && global_thread() < walk.rest) {
-        const std::int64_t position = walk.layout.count * N + global_thread();
+    if (N > 1 && global_thread() < packed.rest) {
+        const std::int64_t position = packed.layout.count * N + global_thread();
         for (int operand = 0; operand < operands; ++operand)
-            offset[operand] = (walk.repeated >> operand & 1u) != 0 ? 0 : position;
+            offset[operand] = (packed.repeated >> operand & 1u) != 0 ? 0 : position;
         map_one<1>(body, position, 0, offset, y, x...);
     }
 }
@@ -89,18 +89,18 @@ __global__ void __launch_bounds__(map_threads)
 /// operand's pack.
 template <int N, int Operands>
 bool find_packs(const Layout<Operands>& layout, const std::array<std::uintptr_t, Operands>& addresses,
-                const std::array<std::size_t, Operands>& pack_bytes, Walk<Operands>& walk) {
+                const std::array<std::size_t, Operands>& pack_bytes, PackedLayout<Operands>& packed) {
     if (layout.axes == 0) return false;
     const int inner = layout.axes - 1;
     if (inner > 0 && layout.sizes[inner] % N != 0) return false;
-    walk = {layout, layout.sizes[inner] % N, 0};
-    walk.layout.sizes[inner] /= N;
-    walk.layout.count /= N;
+    packed = {layout, layout.sizes[inner] % N, 0};
+    packed.layout.sizes[inner] /= N;
+    packed.layout.count /= N;
     for (int operand = 0; operand < Operands; ++operand) {
         const auto i = static_cast<std::size_t>(operand);
-        std::int64_t* strides = walk.layout.strides[operand];
+        std::int64_t* strides = packed.layout.strides[operand];
         if (strides[inner] == 0) {
-            walk.repeated |= 1u << operand;
+            packed.repeated |= 1u << operand;
             continue;
         }
         if (strides[inner] != 1 || addresses[i] % pack_bytes[i] != 0) return false;
@@ -128,16 +128,17 @@ public:
     static void run(cudaStream_t stream, const Body& body, Tensor& y, const TensorFor<In>&... x) {
         if (y.count() == 0) return;
         const auto layout = layout_of<operands>({&y, &x...});
-        detail::Walk<operands> walk;
+        detail::PackedLayout<operands> packed;
         const bool packs = detail::find_packs<pack>(layout,
                                                     {reinterpret_cast<std::uintptr_t>(y.raw_data()),
                                                      reinterpret_cast<std::uintptr_t>(x.raw_data())...},
-                                                    {sizeof(Out) * pack, sizeof(In) * pack...}, walk);
-        if (!packs) walk = {layout, 0, 0};
-        const bool fits = walk.layout.template fits<Index>();
+                                                    {sizeof(Out) * pack, sizeof(In) * pack...}, packed);
+        if (!packs) packed = {layout, 0, 0};
+        const bool fits = packed.layout.template fits<Index>();
         const auto start = [&](auto kernel) {
-            const unsigned blocks = blocks_for(std::max(walk.layout.count, walk.rest), detail::map_threads);
-            launch(kernel, dim3(blocks), dim3(detail::map_threads), 0, stream, walk, body,
+            const unsigned blocks =
+                blocks_for(std::max(packed.layout.count, packed.rest), detail::map_threads);
+            launch(kernel, dim3(blocks), dim3(detail::map_threads), 0, stream, packed, body,
                    elements_of<Out>(y), static_cast<const In*>(elements_of<In>(x))...);
         };
         if (packs && fits)

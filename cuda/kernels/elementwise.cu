@@ -196,7 +196,7 @@ void binary(KernelDevice& device, BinaryOp op, const Operand& a, const Operand& 
     if (checked && !second.is_number()) {
         // Integers have no quotient by zero and no power with a negative exponent.
         const Tensor& b = second.tensor();
-        FaultTeller tell = [op, divides, b](std::int64_t position) {
+        FaultReporter report = [op, divides, b](std::int64_t position) {
             const std::int64_t value = integer_at(b, position);
             if (divides ? value == 0 : value < 0) throw bad_integer_operand(op, position, value);
         };
@@ -207,7 +207,7 @@ void binary(KernelDevice& device, BinaryOp op, const Operand& a, const Operand& 
                 launch(layout.fits<std::uint32_t>() ? check_operand_kernel<std::uint32_t, T>
                                                     : check_operand_kernel<std::uint64_t, T>,
                        dim3(blocks_for(layout.count, 256)), dim3(256), 0, device.stream(), layout, divides,
-                       static_cast<const T*>(elements_of<T>(b)), device.fault_slot(std::move(tell)));
+                       static_cast<const T*>(elements_of<T>(b)), device.fault_slot(std::move(report)));
         });
     }
     visit_device(y.dtype(), [&](auto zero) {

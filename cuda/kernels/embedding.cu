@@ -34,7 +34,7 @@ void tell(const Tensor& ids, std::int64_t position, std::int64_t rows) {
         throw bad_index("embedding", "id", ids.shape(), position, id, rows,
                         fmt::format("the {} rows of the weight", rows));
 }
-FaultTeller teller(const Tensor& ids, std::int64_t rows) {
+FaultReporter reporter(const Tensor& ids, std::int64_t rows) {
     return [ids, rows](std::int64_t position) { tell(ids, position, rows); };
 }
 
@@ -70,7 +70,7 @@ void embedding(KernelDevice& backend, const Tensor& weight, const Tensor& ids, T
     launch(&embedding_kernel<Unit>, blocks_for(count, block.y), block, 0, backend.stream(),
            static_cast<const Unit*>(weight.raw_data()), strides, weight.size(0),
            elements_of<std::int64_t>(ids), count, width, static_cast<Unit*>(y.raw_data()),
-           backend.fault_slot(teller(ids, weight.size(0))));
+           backend.fault_slot(reporter(ids, weight.size(0))));
 }
 
 /// Whether rows can be moved 16 bytes at a time.
@@ -152,7 +152,7 @@ void embedding_backward(KernelDevice& device, const Tensor& ids, const Tensor& d
     const Tensor gradients =
         widens || dy.dtype() == dweight.dtype() ? dy : contiguous(device, dy, dweight.dtype());
     // The ids are the sort keys: a bad id is replaced by `rows`, which the kernel ignores.
-    const Tensor checked = checked_indices(device, indices, rows, teller(indices, rows));
+    const Tensor checked = checked_indices(device, indices, rows, reporter(indices, rows));
     if (width == 0) return;
     const SortedRows sorted =
         sort_rows<std::uint64_t>(checked.alias({1, count}, {count, 1}, checked.offset()),

@@ -37,7 +37,7 @@ void tell(const char* op, const Tensor& index, std::int64_t position, const Shap
     if (value < 0 || value >= size)
         throw bad_index(op, "index", index.shape(), position, value, size, entries_along(shape, axis));
 }
-FaultTeller teller(const char* op, const Tensor& index, const Tensor& x, std::int64_t axis) {
+FaultReporter reporter(const char* op, const Tensor& index, const Tensor& x, std::int64_t axis) {
     return [=, shape = x.shape()](std::int64_t position) { tell(op, index, position, shape, axis); };
 }
 
@@ -210,7 +210,7 @@ void gather(KernelDevice& device, const Tensor& x, std::int64_t axis, const Tens
                    layout, static_cast<const Bits*>(x.raw_data()),
                    x.strides()[static_cast<std::size_t>(axis)], x.size(axis),
                    elements_of<std::int64_t>(index), static_cast<Bits*>(y.raw_data()),
-                   device.fault_slot(teller("gather", index, x, axis)));
+                   device.fault_slot(reporter("gather", index, x, axis)));
         });
     });
 }
@@ -226,7 +226,7 @@ void scatter_add(KernelDevice& device, std::int64_t axis, const Tensor& index, c
     const unsigned blocks = blocks_for(count, threads, 32 * device.multiprocessors());
     // The indices are the sort keys: a bad index is replaced by the size of the axis, which the kernels ignore.
     const Tensor checked = checked_indices(device, contiguous(device, index), y.size(axis),
-                                           teller("scatter_add", index, y, axis));
+                                           reporter("scatter_add", index, y, axis));
     const Tensor chosen = contiguous(device, axis_last(checked, axis));
     const Tensor terms =
         axis_last(source.dtype() == y.dtype() ? source : contiguous(device, source, y.dtype()), axis);

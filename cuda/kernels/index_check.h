@@ -23,13 +23,13 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-/// The indices (contiguous i64), with `size` in place of those outside [0, size), which `tell` reports later.
+/// The indices (contiguous i64), with `size` in place of those outside [0, size), which `report` reports later.
 inline Tensor checked_indices(KernelDevice& backend, const Tensor& indices, std::int64_t size,
-                              FaultTeller tell) {
+                              FaultReporter report) {
     const Tensor checked = Tensor::empty(indices.shape(), {DType::i64, indices.device()});
     launch(&check_indices_kernel, blocks_for(indices.count(), 256, 8 * backend.multiprocessors()), 256, 0,
            backend.stream(), elements_of<std::int64_t>(indices), indices.count(), size,
-           elements_of<std::int64_t>(checked), backend.fault_slot(std::move(tell)));
+           elements_of<std::int64_t>(checked), backend.fault_slot(std::move(report)));
     return checked;
 }
 

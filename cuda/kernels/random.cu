@@ -57,7 +57,7 @@ __device__ NormalFloats normal_pair(std::uint32_t length, std::uint32_t angle) {
     const float u = static_cast<float>(length) * 0x1p-32f + 0x1p-33f;  // in (0, 1]
     const float square = -2 * std::log(u);
     const float radius = std::sqrt(square < 0.0f ? 0.0f : square);
-    const Turn direction = turn(angle >> 8);
+    const UnitVector direction = unit_vector(angle >> 8);
     return {radius * direction.cosine, radius * direction.sine};
 }
 

@@ -296,9 +296,9 @@ struct VarianceOf {
 // ---- reading the elements ----
 
 /// The memory offset of element i along some axes.
-class Walk {
+class AxisOffsets {
 public:
-    explicit Walk(const Layout<1>& layout) : layout_(layout), narrow_(layout.fits<std::uint32_t>()) {}
+    explicit AxisOffsets(const Layout<1>& layout) : layout_(layout), narrow_(layout.fits<std::uint32_t>()) {}
 
     std::int64_t count() const { return layout_.count; }
     /// The distance from an element to the next.
@@ -322,24 +322,24 @@ private:
 };
 
 /// Axes [begin, end) of x.
-Walk walk_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
+AxisOffsets axis_offsets_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
     const Shape shape(x.shape().begin() + begin, x.shape().begin() + end);
     if (x.count() == 0) {  // nothing is read
         Layout<1> layout;
         layout.axes = 1;
         layout.sizes[0] = layout.count = element_count(shape);
-        return Walk(layout);
+        return AxisOffsets(layout);
     }
     const Strides strides(x.strides().begin() + begin, x.strides().begin() + end);
     const Tensor axes = x.alias(shape, strides, x.offset());
-    return Walk(layout_of<1>({&axes}));
+    return AxisOffsets(layout_of<1>({&axes}));
 }
 
 /// Row r, element i is at kept.offset(r) + reduced.offset(i). Block (x, y) reads stretch y of its rows.
 template <class T>
 struct Source {
     const T* x;
-    Walk kept, reduced;
+    AxisOffsets kept, reduced;
     std::int64_t rows, length;
     std::int64_t stretch;  // elements of a row that are accumulated in one state
 };
@@ -418,8 +418,8 @@ template <class Op>
 void run(KernelDevice& backend, const Tensor& x, std::int64_t axes, const Op& op) {
     using State = typename Op::State;
     const cudaStream_t on = backend.stream();
-    const Walk kept = walk_of(x, 0, x.ndim() - axes);
-    const Walk reduced = walk_of(x, x.ndim() - axes, x.ndim());
+    const AxisOffsets kept = axis_offsets_of(x, 0, x.ndim() - axes);
+    const AxisOffsets reduced = axis_offsets_of(x, x.ndim() - axes, x.ndim());
     Source<typename Op::Element> source{
         elements_of<typename Op::Element>(x), kept, reduced, kept.count(), reduced.count(), 0};
     const bool near_columns = kept.step() == 1 && reduced.step() != 1 && source.rows >= warp_size;

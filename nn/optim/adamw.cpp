@@ -35,17 +35,17 @@ Optimizer::Kind AdamW::kind_of(const AdamWOptions&) {
             .takes_control = true};
 }
 
-void AdamW::update(const Batch& batch) {
-    const AdamWSpec step{.learning_rate = batch.learning_rate,
+void AdamW::update(const UpdateGroup& group) {
+    const AdamWSpec step{.learning_rate = group.learning_rate,
                          .beta1 = options_.beta1,
                          .beta2 = options_.beta2,
                          .epsilon = options_.epsilon,
-                         .weight_decay = batch.weight_decay,
-                         .step = batch.step,
+                         .weight_decay = group.weight_decay,
+                         .step = group.step,
                          .decoupled = options_.decoupled,
                          .stochastic_rounding = options_.stochastic_rounding};
-    std::vector<UpdateTensors> tensors = tensors_of(batch);
-    backend(batch.device).adamw(step, tensors, batch.control_or_none);
+    std::vector<UpdateTensors> tensors = tensors_of(group);
+    backend(group.device).adamw(step, tensors, group.control_or_none);
 }
 
 }  // namespace potluck::optim

@@ -36,7 +36,7 @@ public:
 
 private:
     static Kind kind_of(const AdamWOptions& options);
-    void update(const Batch& batch) override;
+    void update(const UpdateGroup& group) override;
 
     AdamWOptions options_;
 };

@@ -61,7 +61,7 @@ private:
 /// An optimizer that was made from a module looks, at every step, whether these are still the module's parameters, and
 /// throws Error with the names of those that are not: a layer that was replaced since would never be trained. (Not once the
 /// module itself was moved from or has ended; and not when it was made from a list, which may be a part on purpose.) It
-/// cannot see what members() of the module forgot: see nn::forgotten_leaves().
+/// cannot see what members() of the module forgot: see nn::unregistered_leaves().
 class Optimizer {
 public:
     virtual ~Optimizer() = default;
@@ -138,7 +138,7 @@ protected:
                            // decides element i
     };
     /// Updates that differ only in their tensors: one kernel call on the device.
-    struct Batch {
+    struct UpdateGroup {
         Device device;
         double learning_rate,
             weight_decay;  // with a control, the learning rate is a factor of the control's
@@ -170,8 +170,8 @@ protected:
     static Options common_options(const KindOptions& options) {
         return {options.learning_rate, options.weight_decay, options.groups, options.stochastic_rounding};
     }
-    /// The tensors of a batch as the kernels of devices take them, with up to two moments.
-    static std::vector<UpdateTensors> tensors_of(const Batch& batch);
+    /// The tensors of a group as the kernels of devices take them, with up to two moments.
+    static std::vector<UpdateTensors> tensors_of(const UpdateGroup& group);
     static std::vector<ParameterSlice> slices_of(const std::vector<nn::NamedTensor>& parameters) {
         return {parameters.begin(), parameters.end()};
     }
@@ -182,8 +182,8 @@ protected:
     /// All parameters of a module, which later steps check.
     Optimizer(Kind kind, const nn::Module& module, const Options& options);
 
-    /// Updates all weights of a batch in place, and their rounded copies if Kind says so.
-    virtual void update(const Batch& batch) = 0;
+    /// Updates all weights of a group in place, and their rounded copies if Kind says so.
+    virtual void update(const UpdateGroup& group) = 0;
 
 private:
     /// What load_state_dict() stores in a slot: tensors of the state, in the order of parts_of().
@@ -203,9 +203,9 @@ private:
     void prepare(Slot& slot) const;
     void refresh_master(Slot& slot) const;
     std::vector<RandomKey> rounding_keys() const;
-    std::vector<Batch> batches(const UpdateControl* control, const UpdateNumbers* numbers);
+    std::vector<UpdateGroup> update_groups(const UpdateControl* control, const UpdateNumbers* numbers);
     void run(const UpdateControl* control, const UpdateNumbers* numbers);
-    void apply(const Batch& batch);
+    void apply(const UpdateGroup& group);
     bool rounds_afterwards(const Tensor& parameter) const;
     void round_at_random(const Update& update) const;
     std::vector<std::string> parts_of(const Slot& slot, std::int64_t steps) const;

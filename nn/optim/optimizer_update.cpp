@@ -96,7 +96,7 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     is_started_ = true;
     if (numbers != nullptr && numbers->skip != 0.0) return;
     try {
-        for (const Batch& batch : batches(control, numbers)) apply(batch);
+        for (const UpdateGroup& group : update_groups(control, numbers)) apply(group);
     } catch (...) {
         // Moments and masters of a first update that did not happen.
         for (Slot& slot : slots_) {
@@ -110,9 +110,9 @@ void Optimizer::run(const UpdateControl* control, const UpdateNumbers* numbers) 
     }
 }
 
-std::vector<UpdateTensors> Optimizer::tensors_of(const Batch& batch) {
+std::vector<UpdateTensors> Optimizer::tensors_of(const UpdateGroup& group) {
     std::vector<UpdateTensors> tensors;
-    for (const Update& one : batch.updates) {
+    for (const Update& one : group.updates) {
         const std::vector<Tensor>& moments = one.slot->moments;
         tensors.push_back({one.weights, one.gradient, moments.empty() ? Tensor() : moments[0],
                            moments.size() < 2 ? Tensor() : moments[1], one.rounded_or_none, one.rounding_key,
@@ -145,15 +145,15 @@ void Optimizer::round_at_random(const Update& update) const {
     parameter.storage()->bump_version();
 }
 
-void Optimizer::apply(const Batch& batch) {
-    update(batch);
-    for (const Update& one : batch.updates) {
+void Optimizer::apply(const UpdateGroup& group) {
+    update(group);
+    for (const Update& one : group.updates) {
         Slot& slot = *one.slot;
         one.weights.storage()->bump_version();
         if (rounds_afterwards(slot.parameter)) round_at_random(one);
         if (slot.master.defined()) {
             if (!one.rounded_or_none.defined() || !kind_.writes_rounded)
-                backend(batch.device).copy(slot.master, slot.parameter);
+                backend(group.device).copy(slot.master, slot.parameter);
             slot.parameter.storage()->bump_version();
         }
         slot.version = slot.parameter.storage()->version();
@@ -161,8 +161,9 @@ void Optimizer::apply(const Batch& batch) {
 }
 
 /// What there is to update, with all memory that it takes: when there is too little, nothing has been updated.
-std::vector<Optimizer::Batch> Optimizer::batches(const UpdateControl* control, const UpdateNumbers* numbers) {
-    std::vector<Batch> batches;
+std::vector<Optimizer::UpdateGroup> Optimizer::update_groups(const UpdateControl* control,
+                                                             const UpdateNumbers* numbers) {
+    std::vector<UpdateGroup> groups;
     const std::vector<RandomKey> keys = rounding_keys();
     for (const std::size_t i : started_) {
         Slot& slot = slots_[i];
@@ -189,23 +190,23 @@ std::vector<Optimizer::Batch> Optimizer::batches(const UpdateControl* control, c
         const double learning_rate = rate * slot.learning_rate_factor;
         // The control has counted this update already.
         const std::int64_t step = control != nullptr ? slot.steps - steps_ : slot.steps + 1;
-        const auto fits = [&](const Batch& batch) {
-            return batch.device == parameter.device() && batch.learning_rate == learning_rate &&
-                   batch.weight_decay == slot.weight_decay && batch.step == step;
+        const auto fits = [&](const UpdateGroup& group) {
+            return group.device == parameter.device() && group.learning_rate == learning_rate &&
+                   group.weight_decay == slot.weight_decay && group.step == step;
         };
-        auto batch = std::find_if(batches.begin(), batches.end(), fits);
-        if (batch == batches.end()) {
-            batches.push_back({.device = parameter.device(),
-                               .learning_rate = learning_rate,
-                               .weight_decay = slot.weight_decay,
-                               .step = step,
-                               .control_or_none = control != nullptr ? control->values() : Tensor(),
-                               .updates = {}});
-            batch = batches.end() - 1;
+        auto group = std::find_if(groups.begin(), groups.end(), fits);
+        if (group == groups.end()) {
+            groups.push_back({.device = parameter.device(),
+                              .learning_rate = learning_rate,
+                              .weight_decay = slot.weight_decay,
+                              .step = step,
+                              .control_or_none = control != nullptr ? control->values() : Tensor(),
+                              .updates = {}});
+            group = groups.end() - 1;
         }
-        batch->updates.push_back(std::move(update));
+        group->updates.push_back(std::move(update));
     }
-    return batches;
+    return groups;
 }
 
 /// Where each parameter's random numbers for rounding begin: behind those of the parameters before it, whichever of them

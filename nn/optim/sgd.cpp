@@ -35,16 +35,16 @@ Optimizer::Kind SGD::kind_of(const SGDOptions& options) {
             .takes_control = true};
 }
 
-void SGD::update(const Batch& batch) {
-    const SgdSpec step{.learning_rate = batch.learning_rate,
+void SGD::update(const UpdateGroup& group) {
+    const SgdSpec step{.learning_rate = group.learning_rate,
                        .momentum = options_.momentum,
                        .dampening = options_.dampening,
-                       .weight_decay = batch.weight_decay,
+                       .weight_decay = group.weight_decay,
                        .nesterov = options_.nesterov,
-                       .step = batch.step,
+                       .step = group.step,
                        .stochastic_rounding = options_.stochastic_rounding};
-    std::vector<UpdateTensors> tensors = tensors_of(batch);
-    backend(batch.device).sgd(step, tensors, batch.control_or_none);
+    std::vector<UpdateTensors> tensors = tensors_of(group);
+    backend(group.device).sgd(step, tensors, group.control_or_none);
 }
 
 }  // namespace potluck::optim

@@ -15,7 +15,7 @@
 #include "core/random.h"
 #include "core/random_scope.h"
 #include "nn/train/micro_batches.h"
-#include "nn/train/shelf.h"
+#include "nn/train/offload_store.h"
 
 namespace potluck {
 namespace {
@@ -25,73 +25,75 @@ namespace {
 class Residence {
 public:
     Residence(std::vector<Tensor> parameters, Device device) : device_(device) {
-        for (Tensor& parameter : parameters) places_.push_back({std::move(parameter)});
+        for (Tensor& parameter : parameters) parameters_.push_back({std::move(parameter)});
     }
     Residence(Residence&&) = default;
     /// After an exception the parameters go home, without their gradients.
     ~Residence() {
-        for (Place& place : places_) {
-            if (place.inside) go_home(place);
-            drop_buffer(place);
+        for (OffloadedParameter& offloaded : parameters_) {
+            if (offloaded.inside) go_home(offloaded);
+            drop_buffer(offloaded);
         }
     }
 
     /// Starts to copy them to the device.
     void prefetch() {
-        for (Place& place : places_) {
-            if (place.visiting.defined() || place.parameter.device() == device_) continue;
-            place.home = place.parameter.detach();
-            place.visiting = copied_to(device_, place.home, place.coming);
+        for (OffloadedParameter& offloaded : parameters_) {
+            if (offloaded.visiting.defined() || offloaded.parameter.device() == device_) continue;
+            offloaded.home = offloaded.parameter.detach();
+            offloaded.visiting = copied_to(device_, offloaded.home, offloaded.coming);
         }
     }
     /// From here on the parameters are on the device.
     void enter() {
         prefetch();
-        for (Place& place : places_) {
-            if (!place.visiting.defined() || place.inside) continue;
-            place.coming.wait_on(StreamKind::compute);
-            place.coming = CopyHandle();
-            place.parameter.set_elements(place.visiting);
-            place.version = place.visiting.storage()->version();
-            place.inside = true;
+        for (OffloadedParameter& offloaded : parameters_) {
+            if (!offloaded.visiting.defined() || offloaded.inside) continue;
+            offloaded.coming.wait_on(StreamKind::compute);
+            offloaded.coming = CopyHandle();
+            offloaded.parameter.set_elements(offloaded.visiting);
+            offloaded.version = offloaded.visiting.storage()->version();
+            offloaded.inside = true;
         }
     }
     /// Memory for the gradients, so that it does not depend on the number of micro-batches; f32 for half types.
     void collect_gradients() {
-        for (Place& place : places_) {
-            const Tensor& x = place.parameter;
+        for (OffloadedParameter& offloaded : parameters_) {
+            const Tensor& x = offloaded.parameter;
             if (!x.requires_grad() || x.node()->gradient_buffer.defined()) continue;
             set_gradient_buffer(x, empty(x.shape(), {accumulation_dtype(x.dtype()), x.device()}));
-            place.has_buffer = true;
+            offloaded.has_buffer = true;
         }
     }
     /// Back home; gradients that they have collected go along.
     void leave() {
-        for (Place& place : places_) {
-            if (place.inside) {
-                const Tensor gradient = place.parameter.grad();
+        for (OffloadedParameter& offloaded : parameters_) {
+            if (offloaded.inside) {
+                const Tensor gradient = offloaded.parameter.grad();
                 if (gradient.defined())
-                    place.gradient = copied_to(place.home.device(), gradient, place.going);
-                if (place.visiting.storage()->version() != place.version) {  // a buffer that was written
+                    offloaded.gradient = copied_to(offloaded.home.device(), gradient, offloaded.going);
+                if (offloaded.visiting.storage()->version() !=
+                    offloaded.version) {  // a buffer that was written
                     const NoGrad guard;
-                    place.home.copy_(place.visiting);
+                    offloaded.home.copy_(offloaded.visiting);
                 }
-                go_home(place);
+                go_home(offloaded);
             }
-            place.visiting = place.home = Tensor();
-            drop_buffer(place);
+            offloaded.visiting = offloaded.home = Tensor();
+            drop_buffer(offloaded);
         }
     }
     /// Gives the parameters at home the gradients that went there.
     void settle() {
-        for (Place& place : places_) {
-            place.going.wait();
-            if (place.gradient.defined()) place.parameter.set_grad(std::exchange(place.gradient, Tensor()));
+        for (OffloadedParameter& offloaded : parameters_) {
+            offloaded.going.wait();
+            if (offloaded.gradient.defined())
+                offloaded.parameter.set_grad(std::exchange(offloaded.gradient, Tensor()));
         }
     }
 
 private:
-    struct Place {
+    struct OffloadedParameter {
         Tensor parameter;
         Tensor home = {}, visiting = {};  // its elements there and here, while it is away
         bool inside = false;
@@ -102,18 +104,18 @@ private:
     };
 
     /// The gradient that shows the buffer stays.
-    static void drop_buffer(Place& place) {
-        if (std::exchange(place.has_buffer, false) && place.parameter.requires_grad())
-            set_gradient_buffer(place.parameter, {});
+    static void drop_buffer(OffloadedParameter& offloaded) {
+        if (std::exchange(offloaded.has_buffer, false) && offloaded.parameter.requires_grad())
+            set_gradient_buffer(offloaded.parameter, {});
     }
-    static void go_home(Place& place) {
-        place.parameter.set_grad({});
-        place.parameter.set_elements(place.home);
-        place.inside = false;
+    static void go_home(OffloadedParameter& offloaded) {
+        offloaded.parameter.set_grad({});
+        offloaded.parameter.set_elements(offloaded.home);
+        offloaded.inside = false;
     }
 
     Device device_;
-    std::vector<Place> places_;
+    std::vector<OffloadedParameter> parameters_;
 };
 
 Tensor cross_entropy_of(const Tensor& logits, const Tensor& targets) {
@@ -131,7 +133,7 @@ public:
           device_(owner.device()),
           layers_(static_cast<std::size_t>(model_.layers())),
           batches_(std::move(batches)),
-          shelf_(device_, owner.options_.offload_inputs ? owner.options_.host : device_) {
+          store_(device_, owner.options_.offload_inputs ? owner.options_.host : device_) {
         for (std::vector<Tensor>& parameters : owner.parameters_of_stages())
             stages_.emplace_back(std::move(parameters), device_);
         outside().enter();
@@ -146,7 +148,7 @@ public:
         std::int64_t count = 0;
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             const RandomItemsScope items = items_of(m);
-            const LossSum loss = loss_of(shelf_.take(place(layers_, m)), m);
+            const LossSum loss = loss_of(store_.take(place(layers_, m)), m);
             sum.add_(loss.sum);
             count += loss.count;
         }
@@ -167,8 +169,8 @@ public:
         timer.begin(Phase::backward);
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             const RandomItemsScope items = items_of(m);
-            shelf_.prefetch(place(layers_, m + 1));
-            const Tensor x = shelf_.take(place(layers_, m)).set_requires_grad();
+            store_.prefetch(place(layers_, m + 1));
+            const Tensor x = store_.take(place(layers_, m)).set_requires_grad();
             const LossSum loss = loss_of(x, m);
             backward(loss.sum, {.gradient = scaled_gradient(loss.sum, loss_scale)});
             sum.add_(loss.sum.detach());
@@ -182,10 +184,10 @@ public:
             for (std::size_t m = 0; m < batches_.size(); ++m) {
                 const RandomItemsScope items = items_of(m);
                 if (!flows_[m]) continue;
-                shelf_.prefetch(place(i, m + 1));
-                shelf_.prefetch(place(i + 1, m + 1));
-                const Tensor x = shelf_.take(place(i, m)).set_requires_grad();
-                const Tensor dy = shelf_.take(place(i + 1, m));
+                store_.prefetch(place(i, m + 1));
+                store_.prefetch(place(i + 1, m + 1));
+                const Tensor x = store_.take(place(i, m)).set_requires_grad();
+                const Tensor dy = store_.take(place(i + 1, m));
                 const Tensor y = run_again([&] { return run(i, x); });
                 if (y.requires_grad()) backward(y, {.gradient = dy});
                 pass_on(m, place(i, m), x);
@@ -195,7 +197,7 @@ public:
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             if (!flows_[m]) continue;
             const RandomItemsScope items = items_of(m);
-            const Tensor dy = shelf_.take(place(0, m));
+            const Tensor dy = store_.take(place(0, m));
             const Tensor x = run_again([&] { return model_.embed(batches_[m].inputs.to(device_), 0); });
             if (x.requires_grad()) backward(x, {.gradient = dy});
         }
@@ -231,27 +233,27 @@ private:
         const detail::RecomputingScope again;
         return run();
     }
-    /// Puts the gradient of x on the shelf for what comes before; without one, micro-batch m goes no further back.
+    /// Puts the gradient of x in the store for what comes before; without one, micro-batch m goes no further back.
     void pass_on(std::size_t m, std::size_t place, const Tensor& x) {
         const Tensor gradient = x.grad();
         flows_[m] = gradient.defined();
-        if (flows_[m]) shelf_.put(place, gradient);
+        if (flows_[m]) store_.put(place, gradient);
     }
 
-    /// Puts what the head gets on the shelf, and with `keep` the inputs of all blocks.
+    /// Puts what the head gets in the store, and with `keep` the inputs of all blocks.
     void forward(bool keep) {
         for (std::size_t m = 0; m < batches_.size(); ++m) {
             const RandomItemsScope items = items_of(m);
-            shelf_.put(place(0, m), model_.embed(batches_[m].inputs.to(device_), 0));
+            store_.put(place(0, m), model_.embed(batches_[m].inputs.to(device_), 0));
         }
         for (std::size_t i = 0; i < layers_; ++i) {
             stages_[i].enter();
             if (i + 1 < layers_) stages_[i + 1].prefetch();
             for (std::size_t m = 0; m < batches_.size(); ++m) {
                 const RandomItemsScope items = items_of(m);
-                shelf_.prefetch(place(i, m + 1));
-                shelf_.put(place(i + 1, m),
-                           run(i, keep ? shelf_.get(place(i, m)) : shelf_.take(place(i, m))));
+                store_.prefetch(place(i, m + 1));
+                store_.put(place(i + 1, m),
+                           run(i, keep ? store_.get(place(i, m)) : store_.take(place(i, m))));
             }
             // The last block comes first on the way back.
             if (!keep || i + 1 < layers_) stages_[i].leave();
@@ -263,7 +265,7 @@ private:
     Device device_;
     std::size_t layers_;
     std::vector<MicroBatch> batches_;
-    Shelf shelf_;
+    OffloadStore store_;
     std::vector<bool> flows_ =
         std::vector<bool>(batches_.size(), true);  // a gradient goes on back, by micro-batch
     std::vector<Residence> stages_;                // the blocks, and one of all that is outside

@@ -164,7 +164,7 @@ void MemoryBudget::extrapolate() {
     }
     for (std::size_t i = 0; i < small.held.size(); ++i) {
         const auto per_item = static_cast<double>(large.held[i] - small.held[i]);
-        steps_.push_back(
+        timeline_.push_back(
             {static_cast<double>(small.held[i]) - per_item * static_cast<double>(items), per_item});
     }
 }
@@ -218,11 +218,11 @@ MemoryPrediction MemoryBudget::at(std::int64_t items) const {
     MemoryPrediction prediction = state_;
     prediction.items = items;
     prediction.batches = item_bytes_ * items;
-    const auto highest =
-        std::max_element(steps_.begin(), steps_.end(),
-                         [items](const Step& a, const Step& b) { return a.bytes(items) < b.bytes(items); });
+    const auto highest = std::max_element(
+        timeline_.begin(), timeline_.end(),
+        [items](const TimelinePoint& a, const TimelinePoint& b) { return a.bytes(items) < b.bytes(items); });
     // The optimizer works when backward has freed all but the gradients.
-    if (highest == steps_.end() || highest->bytes(items) <= static_cast<double>(gradients_)) {
+    if (highest == timeline_.end() || highest->bytes(items) <= static_cast<double>(gradients_)) {
         prediction.gradients += gradients_;
         return prediction;
     }

@@ -84,7 +84,7 @@ private:
         std::int64_t gradients = 0, rounded = 0;
     };
     /// Held after one of the allocations: fixed + per_item * items.
-    struct Step {
+    struct TimelinePoint {
         double fixed = 0.0, per_item = 0.0;
         double bytes(std::int64_t items) const { return fixed + per_item * static_cast<double>(items); }
     };
@@ -104,7 +104,7 @@ private:
     std::int64_t item_bytes_ = 0;  // of an item in all batches that lie on the device
     std::int64_t gradients_ = 0;   // that come with backward
     std::int64_t rounded_ = 0;
-    std::vector<Step> steps_;
+    std::vector<TimelinePoint> timeline_;
 };
 
 }  // namespace potluck

@@ -13,11 +13,11 @@
 #include "core/memory_limit.h"
 #include "core/random.h"
 #include "core/random_scope.h"
-#include "nn/forgotten_leaves.h"
 #include "nn/train/gradient_buffers.h"
 #include "nn/train/memory_budget.h"
 #include "nn/train/micro_batches.h"
 #include "nn/train/state_before.h"
+#include "nn/unregistered_leaves.h"
 
 namespace potluck {
 namespace {
@@ -25,8 +25,8 @@ namespace {
 Tensor on(Device device, const Tensor& x) { return x.defined() ? x.to(device) : x; }
 
 /// A layer that members() does not list would get gradients but never be updated, saved or moved.
-void warn_of_forgotten_leaves(const Tensor& loss, const nn::Module& module) {
-    for (const nn::ForgottenLeaf& leaf : nn::forgotten_leaves(loss, module)) {
+void warn_of_unregistered_leaves(const Tensor& loss, const nn::Module& module) {
+    for (const nn::UnregisteredLeaf& leaf : nn::unregistered_leaves(loss, module)) {
         fmt::print(
             stderr,
             "[trainer] warning: {} uses a {} tensor {} that collects gradients and belongs to no member of "
@@ -102,7 +102,7 @@ std::int64_t OneDevice::add_gradients(std::span<const data::Batch> micro_batches
         const Tensor inputs = on(device, batch.inputs), there = on(device, batch.targets);
         timer.begin(Phase::forward);
         const LossSum loss = loss_(inputs, there, batch.counted);
-        if (!std::exchange(looked_for_forgotten_, true)) warn_of_forgotten_leaves(loss.sum, module_);
+        if (!std::exchange(looked_for_unregistered_, true)) warn_of_unregistered_leaves(loss.sum, module_);
         timer.begin(Phase::backward);
         backward(loss.sum, {.gradient = scaled_gradient(loss.sum, loss_scale)});
         targets += loss.count;

@@ -58,7 +58,7 @@ private:
     LossFunction loss_;
     Precision precision_;  // of forward and backward
     UpdateStep step_;
-    bool looked_for_forgotten_ = false;
+    bool looked_for_unregistered_ = false;
     std::vector<StateBefore::BufferCopy> buffer_copies_;  // of the last update
     std::vector<Tensor> buffered_;                        // parameters whose gradients have a buffer in f32
 };

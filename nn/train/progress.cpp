@@ -75,7 +75,7 @@ void Progress::end_line() {
 
 std::string progress_line(const StepMetrics& metrics, const char* unit, std::int64_t total_steps,
                           std::optional<double> seconds_left, std::size_t columns) {
-    enum Part : std::uint8_t { step, loss, validation, speed, mfu, data, memory, left };
+    enum Field : std::uint8_t { step, loss, validation, speed, mfu, data, memory, left };
     std::array<std::string, 8> parts;
     parts[step] = total_steps > 0 ? fmt::format("step {}/{}", metrics.step, total_steps)
                                   : fmt::format("step {}", metrics.step);
@@ -89,9 +89,9 @@ std::string progress_line(const StepMetrics& metrics, const char* unit, std::int
     parts[memory] = "  " + readable_bytes(metrics.memory_bytes);
     if (seconds_left) parts[left] = fmt::format("  {} left", clock_time(*seconds_left));
     const auto line = [&] { return fmt::format("{}", fmt::join(parts, "")); };
-    for (const Part part : {memory, data, mfu, left, validation}) {
+    for (const Field field : {memory, data, mfu, left, validation}) {
         if (columns == 0 || line().size() <= columns) break;
-        parts[part].clear();
+        parts[field].clear();
     }
     return line();
 }

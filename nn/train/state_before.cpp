@@ -4,7 +4,7 @@
 #include <string>
 
 #include "autograd/grad_mode.h"
-#include "nn/walk.h"
+#include "nn/module_tree.h"
 
 namespace potluck {
 
@@ -12,7 +12,7 @@ StateBefore::StateBefore(nn::Module& module, std::span<const Tensor> parameters,
                          std::vector<BufferCopy>& kept)
     : module_(module), generators_(generator_states(parameters)) {
     const NoGrad guard;
-    nn::walk(module, [&](const nn::Member& member, const std::string&, std::size_t) {
+    nn::for_each_member(module, [&](const nn::Member& member, const std::string&, std::size_t) {
         if (member.kind != nn::Member::Kind::buffer && member.kind != nn::Member::Kind::unsaved_buffer)
             return;
         const Tensor& buffer = *member.tensor;

@@ -44,7 +44,7 @@ public:
     bool resumed = false;                               // and no update was made since
     std::int64_t validated_step = -1;
     bool said_no_targets = false, said_no_validation = false;
-    std::string why_passed_over;        // the last update that was
+    std::string skip_reason;            // the last update that was
     bool gradients_overflowed = false;  // since the epoch began
     std::int64_t saved_step = -1;
     std::string checkpoint;                  // the newest complete one
@@ -196,7 +196,7 @@ void Trainer::run_epoch(Run& run) {
     if (whole && options_.steps > 0 && step_ == steps_before && !run.gradients_overflowed) {
         throw Error("trainer",
                     fmt::format("epoch {} brought no update, since {}, so {} steps would never be reached.",
-                                epochs_ - 1, run.why_passed_over, options_.steps));
+                                epochs_ - 1, run.skip_reason, options_.steps));
     }
 }
 
@@ -285,7 +285,7 @@ bool Trainer::is_applied(Run& run, const UpdateResult& result) {
     using Outcome = UpdateResult::Outcome;
     if (result.outcome == Outcome::applied) return true;
     if (result.outcome == Outcome::no_targets) {
-        run.why_passed_over = "no target of its batches counts";
+        run.skip_reason = "no target of its batches counts";
         if (!std::exchange(run.said_no_targets, true)) {
             run.progress.warn(
                 fmt::format("after step {} there was a batch of which no target counts. Such batches "
@@ -313,7 +313,7 @@ bool Trainer::is_applied(Run& run, const UpdateResult& result) {
                         "or look for the op that made it.",
                         what, step_));
     }
-    run.why_passed_over = "a loss or gradient of each update is not finite";
+    run.skip_reason = "a loss or gradient of each update is not finite";
     run.progress.warn(fmt::format("{}. Its batches are passed over.", what));
     return false;
 }

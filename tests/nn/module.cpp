@@ -405,7 +405,7 @@ TEST_CASE("module: modules that name each other are refused by everything that w
     check_error([&] { nn::to_string(outer); }, parts);
     check_error([&] { nn::clone(outer); }, parts);
     check_error([&] { optim::SGD optimizer(outer); }, parts);
-    check_error([&] { nn::forgotten_leaves(ones({1}), outer); }, parts);
+    check_error([&] { nn::unregistered_leaves(ones({1}), outer); }, parts);
     check_error([&] { outer.inner.parameters(); }, {"Inner -> owner: Outer -> inner: Inner"});
     outer.inner.owner = nullptr;
     CHECK(outer.parameters().size() == 3);
@@ -617,30 +617,30 @@ TEST_CASE("module: leaves that members() forgot are found, with the op that uses
         Tensor forward(const Tensor& x) override { return forgotten(known(x)) * scale; }
     } net;
     const Tensor x = randn({5, 2});
-    const auto forgotten = nn::forgotten_leaves(net(x).sum(), net);
+    const auto forgotten = nn::unregistered_leaves(net(x).sum(), net);
     REQUIRE(forgotten.size() == 3);
     std::vector<std::string> found;
-    for (const nn::ForgottenLeaf& leaf : forgotten) found.push_back(leaf.op + " " + to_string(leaf.shape));
+    for (const nn::UnregisteredLeaf& leaf : forgotten) found.push_back(leaf.op + " " + to_string(leaf.shape));
     std::sort(found.begin(), found.end());
     CHECK(found == std::vector<std::string>{"linear (4)", "linear (4, 3)", "multiply (4)"});
     CHECK(forgotten[0].dtype == DType::f32);
 
     Net whole;
-    CHECK(nn::forgotten_leaves(whole(randn({1, 784})).sum(), whole).empty());
+    CHECK(nn::unregistered_leaves(whole(randn({1, 784})).sum(), whole).empty());
     // An input that requires a gradient is also one; a frozen one and a constant loss have none.
     Tensor input = randn({1, 784});
     input.set_requires_grad();
-    CHECK(nn::forgotten_leaves(whole(input).sum(), whole).size() == 1);
+    CHECK(nn::unregistered_leaves(whole(input).sum(), whole).size() == 1);
     net.forgotten.set_requires_grad(false);
     net.scale.set_requires_grad(false);
-    CHECK(nn::forgotten_leaves(net(x).sum(), net).empty());
-    CHECK(nn::forgotten_leaves(ones({}), net).empty());
+    CHECK(nn::unregistered_leaves(net(x).sum(), net).empty());
+    CHECK(nn::unregistered_leaves(ones({}), net).empty());
     // The loss itself may be the leaf.
-    CHECK(nn::forgotten_leaves(nn::parameter(ones({})), net).size() == 1);
+    CHECK(nn::unregistered_leaves(nn::parameter(ones({})), net).size() == 1);
     // A deep graph needs no recursion.
     Tensor y = nn::parameter(ones({1}));
     for (int i = 0; i < 200000; ++i) y = y + 1.0;
-    CHECK(nn::forgotten_leaves(y, net).size() == 1);
+    CHECK(nn::unregistered_leaves(y, net).size() == 1);
 }
 
 TEST_CASE("load_state_dict: a state that holds the module's own tensors, swapped or overlapping") {

@@ -69,9 +69,9 @@ public:
                      .stochastic_rounding = stochastic_rounding}) {}
 
 private:
-    void update(const Batch& batch) override {
-        for (const Update& one : batch.updates)
-            one.weights.add_(sign(one.gradient).to(one.weights.dtype()), -batch.learning_rate);
+    void update(const UpdateGroup& group) override {
+        for (const Update& one : group.updates)
+            one.weights.add_(sign(one.gradient).to(one.weights.dtype()), -group.learning_rate);
     }
 };
 

@@ -1,4 +1,4 @@
-#include "nn/forgotten_leaves.h"
+#include "nn/unregistered_leaves.h"
 
 #include <memory>
 #include <unordered_set>
@@ -7,10 +7,10 @@
 
 namespace potluck::nn {
 
-std::vector<ForgottenLeaf> forgotten_leaves(const Tensor& loss, const Module& module) {
+std::vector<UnregisteredLeaf> unregistered_leaves(const Tensor& loss, const Module& module) {
     std::unordered_set<const Node*> seen;  // the leaves of all members, and the inner nodes already visited
     for (const auto& [name, tensor] : module.state_dict()) seen.insert(tensor.node().get());
-    std::vector<ForgottenLeaf> forgotten;
+    std::vector<UnregisteredLeaf> forgotten;
     std::vector<const Node*> open;
     if (const Node* root = loss.node().get(); root != nullptr && seen.insert(root).second) {
         if (root->depth == 0) forgotten.push_back({"loss", root->shape, root->dtype});

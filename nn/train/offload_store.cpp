@@ -1,4 +1,4 @@
-#include "nn/train/shelf.h"
+#include "nn/train/offload_store.h"
 
 #include <utility>
 
@@ -16,40 +16,40 @@ Tensor copied_to(Device memory, const Tensor& x, CopyHandle& going) {
     return to;
 }
 
-void Shelf::put(std::size_t place, const Tensor& x) {
-    if (place >= places_.size()) places_.resize(place + 1);
+void OffloadStore::put(std::size_t place, const Tensor& x) {
+    if (place >= entries_.size()) entries_.resize(place + 1);
     if (device_ == memory_) {
-        places_[place] = {x.detach()};
+        entries_[place] = {x.detach()};
         return;
     }
     CopyHandle going;  // dropped: the device's memory is free as soon as the copy has ended
-    places_[place] = {copied_to(memory_, x, going)};
+    entries_[place] = {copied_to(memory_, x, going)};
 }
 
-void Shelf::prefetch(std::size_t place) {
+void OffloadStore::prefetch(std::size_t place) {
     // Between CPU devices a copy is done at once, so starting early gains nothing.
-    if (!(device_.is_cpu() && memory_.is_cpu()) && place < places_.size()) start_back(places_[place]);
+    if (!(device_.is_cpu() && memory_.is_cpu()) && place < entries_.size()) start_back(entries_[place]);
 }
 
-void Shelf::start_back(Place& place) const {
-    if (!place.kept.defined() || place.here.defined()) return;
+void OffloadStore::start_back(Entry& entry) const {
+    if (!entry.kept.defined() || entry.here.defined()) return;
     const OpScope scope("offload");
-    place.here = Tensor::empty(place.kept.shape(), {place.kept.dtype(), device_});
-    place.coming = copy_async(place.kept, place.here);
+    entry.here = Tensor::empty(entry.kept.shape(), {entry.kept.dtype(), device_});
+    entry.coming = copy_async(entry.kept, entry.here);
 }
 
-Tensor Shelf::get(std::size_t place) {
-    if (device_ == memory_) return places_[place].kept.detach();
-    Place& one = places_[place];
+Tensor OffloadStore::get(std::size_t place) {
+    if (device_ == memory_) return entries_[place].kept.detach();
+    Entry& one = entries_[place];
     start_back(one);
     one.coming.wait_on(StreamKind::compute);
     one.coming = CopyHandle();
     return std::exchange(one.here, Tensor());
 }
 
-Tensor Shelf::take(std::size_t place) {
+Tensor OffloadStore::take(std::size_t place) {
     const Tensor x = get(place);
-    places_[place] = Place();
+    entries_[place] = Entry();
     return x;
 }
 

@@ -9,7 +9,7 @@
 namespace potluck::nn {
 
 /// A leaf that would get a gradient from a loss.
-struct ForgottenLeaf {
+struct UnregisteredLeaf {
     std::string op;  // an op that uses it
     Shape shape;
     DType dtype;
@@ -22,8 +22,8 @@ struct ForgottenLeaf {
 /// The Trainer looks at its first update. A loop of one's own asks once, since an optimizer sees no graph:
 ///
 ///     Tensor loss = cross_entropy(net(x), y);
-///     if (first && !nn::forgotten_leaves(loss, net).empty()) ...  // members() forgot a layer
+///     if (first && !nn::unregistered_leaves(loss, net).empty()) ...  // members() forgot a layer
 ///     loss.backward();
-std::vector<ForgottenLeaf> forgotten_leaves(const Tensor& loss, const Module& module);
+std::vector<UnregisteredLeaf> unregistered_leaves(const Tensor& loss, const Module& module);
 
 }  // namespace potluck::nn
