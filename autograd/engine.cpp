@@ -21,6 +21,7 @@
 #include "autograd/collector.h"
 #include "autograd/ops/copy.h"
 #include "autograd/ops/support.h"
+#include "autograd/recompute.h"
 #include "autograd/tape.h"
 #include "core/factories.h"
 #include "core/format.h"
@@ -121,6 +122,7 @@ private:
         bool runs = false;           // an input of its node is needed, so its op's backward runs
         bool target = false;         // its gradient is to be handed out
         bool finished = false;       // its gradient has been dealt with
+        bool summed_wider = false;   // of a half type, whose sum is taken in f32 until it is complete
     };
 
     /// Receives the gradients of one node's inputs.
@@ -251,6 +253,11 @@ private:
             for (const std::shared_ptr<Node>& input : item.node->inputs)
                 if (input != nullptr && item_of(*input).needed) ++item_of(*input).consumers;
         }
+        // A sum of two is rounded once in the half type, too.
+        for (Item& item : items_) {
+            item.summed_wider = item.consumers > 2 && is_half(item.dtype) && !item.buffered;
+            if (item.summed_wider) item.dtype = DType::f32;
+        }
     }
 
     static bool has_stored(Node& node) {
@@ -364,6 +371,10 @@ private:
         item.gradient = Tensor();
         if (!gradient.defined()) return gradient;
         Node& node = *item.node;
+        if (item.summed_wider) {
+            item.dtype = node.dtype;
+            gradient = create_graph_ ? to(gradient, item.dtype) : detail::cast(gradient, item.dtype);
+        }
         if (!item.direct) gradient = run_hooks(item, gradient);
         if (to_leaves_ && node.depth == 0) {
             collector_.finish_leaf(item, std::move(gradient));
@@ -426,7 +437,20 @@ private:
     std::vector<Node*> claimed_;
 };
 
+namespace {
+
+/// What a region keeps for backward is not there when a backward inside of it asks for it.
+void require_outside_of_regions(const char* caller) {
+    if (detail::is_in_region())
+        throw Error(caller,
+                    "it is called inside a region of recompute(), whose tensors are not kept. Compute the "
+                    "gradient outside of the region.");
+}
+
+}  // namespace
+
 void backward(const Tensor& root, const BackwardOptions& options) {
+    require_outside_of_regions("backward");
     if (!root.requires_grad())
         throw Error(
             "backward",
@@ -441,6 +465,7 @@ void backward(const Tensor& root, const BackwardOptions& options) {
 
 std::vector<Tensor> gradients(const Tensor& root, const std::vector<Tensor>& inputs,
                               const BackwardOptions& options) {
+    require_outside_of_regions("gradients");
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (!inputs[i].defined() || !inputs[i].requires_grad())
             throw Error(

@@ -24,6 +24,16 @@ namespace {
 using Region = std::function<Tensor(const std::vector<Tensor>&)>;
 
 thread_local bool recomputing = false;
+thread_local int open_regions = 0;
+
+/// The region is computed while one lives.
+class OpenRegion {
+public:
+    OpenRegion() noexcept { ++open_regions; }
+    ~OpenRegion() { --open_regions; }
+    OpenRegion(const OpenRegion&) = delete;
+    OpenRegion& operator=(const OpenRegion&) = delete;
+};
 
 /// Of all default generators: a region may draw on any device.
 GeneratorStates all_generator_states() {
@@ -84,6 +94,7 @@ private:
         };
         try {
             const SavedTensorHooks hooks(keep, [](const std::any&) { return Tensor(); });
+            const OpenRegion open;
             (void)region_(inputs);
         } catch (const Enough&) {
         } catch (...) {
@@ -118,6 +129,7 @@ struct RecomputedTensor {
 }  // namespace
 
 bool is_recomputing() noexcept { return recomputing; }
+bool detail::is_in_region() noexcept { return open_regions > 0; }
 
 detail::RecomputingScope::RecomputingScope() noexcept : outer_(std::exchange(recomputing, true)) {}
 detail::RecomputingScope::~RecomputingScope() { recomputing = outer_; }
@@ -138,6 +150,7 @@ Tensor recompute(const Region& region, const std::vector<Tensor>& inputs) {
     Tensor y;
     {
         const SavedTensorHooks hooks(pack, unpack);
+        const OpenRegion open;
         detail::RoundedParameters rounded;
         y = region(inputs);
         call->note(rounded.take());

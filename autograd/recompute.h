@@ -20,13 +20,17 @@ namespace potluck {
 /// did are found, as ever). Regions nest. Inputs may need no gradient and be of any dtype: the parameters inside get theirs.
 /// Under NoGrad it is a plain call.
 ///
-/// `region` lives as long as the graph: what it captures by reference must, too. Backward throws Error when an input was
+/// `region` lives as long as the graph: what it captures by reference must, too. backward() and gradients() throw Error
+/// inside a region, where nothing is kept for them. Backward throws Error when an input was
 /// changed in place since, or when the region does something else the second time.
 Tensor recompute(const std::function<Tensor(const std::vector<Tensor>& inputs)>& region,
                  const std::vector<Tensor>& inputs);
 Tensor recompute(std::function<Tensor(const Tensor& input)> region, const Tensor& input);
 
 namespace detail {
+
+/// Whether this thread computes a region that is to be computed again, or computes it again.
+bool is_in_region() noexcept;
 
 /// What runs while it lives is being computed again.
 class RecomputingScope {

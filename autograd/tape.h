@@ -108,7 +108,8 @@ struct BackwardOptions {
 ///   this run, so zero it before going on.
 ///
 /// The gradient of an f16 or bf16 leaf is of that dtype after one backward, and f32 once a second one has been added, so
-/// that a sum over many is not rounded to the half type. So does a tensor that retains its gradient.
+/// that a sum over many is not rounded to the half type. So does a tensor that retains its gradient. Within one backward,
+/// too, the contributions to a gradient of a half type are added in f32, and the sum is rounded once.
 ///
 /// Threads: a graph belongs to the thread that walks it; another one that comes upon it gets an Error. Graphs of
 /// different threads may share leaves: their gradients become the sum (in no fixed order, so of no fixed rounding), and

@@ -164,6 +164,10 @@ Tensor read_idx(const std::string& path) {
     const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
     if (!fits && !is_empty)
         file.fail(fmt::format("its shape is {}, for which it is too short.", pretty(shape)));
+    // An empty tensor has strides, too.
+    double extent = 1.0;
+    for (const std::int64_t size : shape) extent *= static_cast<double>(std::max<std::int64_t>(size, 1));
+    if (extent > 0x1p60) file.fail(fmt::format("no tensor has the shape {}.", pretty(shape)));
     Tensor result = read_elements(file, kind, shape);
     file.expect_end();
     return result;

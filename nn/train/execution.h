@@ -61,6 +61,8 @@ public:
                                                             std::int64_t /*micro_batches*/) {
         return std::nullopt;
     }
+    /// The dtype in which products of f32 operands are computed: f16 or bf16 under Autocast. MFU is a share of its rate.
+    virtual DType compute_dtype() const { return DType::f32; }
     /// Logical or over all devices: true everywhere if `mine` is true anywhere. Used to decide when to stop.
     virtual bool any(bool mine) { return mine; }
     /// Whether this process writes files and shows progress.

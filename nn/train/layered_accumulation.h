@@ -57,6 +57,7 @@ public:
     LossTotal evaluate(data::Loader& loader) override;
     std::optional<LossScalerState> loss_scaler_state() const override { return step_.scaler_state(); }
     void set_loss_scaler_state(const LossScalerState& state) override { step_.set_scaler_state(state); }
+    DType compute_dtype() const override { return dtype_of(options_.precision); }
 
 private:
     class Pass;

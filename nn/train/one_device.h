@@ -48,6 +48,7 @@ public:
                                                     std::int64_t micro_batches) override;
     std::optional<LossScalerState> loss_scaler_state() const override;
     void set_loss_scaler_state(const LossScalerState& state) override;
+    DType compute_dtype() const override { return dtype_of(precision_); }
 
 private:
     std::int64_t add_gradients(std::span<const data::Batch> micro_batches, const UpdateRequest& request,

@@ -26,7 +26,7 @@ class Trainer::Run {
 public:
     explicit Run(const Trainer& trainer)
         : meter(trainer.module_, trainer.optimizer_, trainer.loader_, trainer.options_.flops_per_token,
-                dtype_of(trainer.options_.precision)),
+                trainer.execution_->compute_dtype()),
           progress(trainer.options_.steps, trainer.options_.log_every, trainer.options_.quiet) {
         const TrainerOptions& options = trainer.options_;
         if (options.run_folder.empty()) return;
@@ -405,7 +405,7 @@ std::vector<std::pair<std::string, std::string>> Trainer::settings() const {
         {"micro-batches in an update", number(options_.accumulate)},
         {"workers of the loader", number(loader_.options().workers)},
         {"seed of the loader", number(loader_.options().seed)},
-        {"precision", std::string(name_of(dtype_of(options_.precision)))},
+        {"precision", std::string(name_of(execution_->compute_dtype()))},
         {"clip", or_none(options_.clip)},
         {"learning rate", number(optimizer_.learning_rate())},
         {"validate every", or_none(options_.validate_every)},

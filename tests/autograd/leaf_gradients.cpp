@@ -243,6 +243,44 @@ TEST_CASE("backward: gradients of a half type are summed in f32 without a buffer
     }
 }
 
+TEST_CASE("backward: a tensor of a half type that is used thousands of times is summed in f32") {
+    constexpr int uses = 4096;  // bf16 stops counting at 256, f16 at 2048
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+        on_each_device([dtype] {
+            CAPTURE(name_of(dtype));
+            Tensor leaf = ones({2}, {dtype, test_device()}).set_requires_grad();
+            const Tensor inner = leaf * 1.0;
+            retain_gradient(inner);
+            DType seen = DType::f32;
+            add_gradient_hook(inner, [&seen](const Tensor& gradient) {
+                seen = gradient.dtype();
+                return Tensor();
+            });
+            const auto loss_of = [](const Tensor& x) {
+                Tensor loss = sum(to(x, DType::f32));
+                for (int i = 1; i < uses; ++i) loss = loss + sum(to(x, DType::f32));
+                return loss;
+            };
+            backward(loss_of(inner));
+            CHECK(seen == dtype);
+            CHECK(inner.grad().dtype() == dtype);
+            CHECK(near(inner.grad(), {uses, uses}, 0.0));
+            CHECK(leaf.grad().dtype() == dtype);
+            CHECK(near(leaf.grad(), {uses, uses}, 0.0));
+
+            leaf.set_grad({});
+            backward(loss_of(leaf));
+            CHECK(leaf.grad().dtype() == dtype);
+            CHECK(near(leaf.grad(), {uses, uses}, 0.0));
+            for (const bool create_graph : {false, true}) {
+                const Tensor gradient = gradients(loss_of(leaf), {leaf}, {.create_graph = create_graph})[0];
+                CHECK(gradient.dtype() == dtype);
+                CHECK(near(gradient, {uses, uses}, 0.0));
+            }
+        });
+    }
+}
+
 TEST_CASE("set_gradient_buffer: buffers that overlap are refused before anything is changed") {
     Tensor a = leaf({1, 2}, {2}), b = leaf({1, 2}, {2}), c = leaf({1, 2}, {2});
     const Block all = block(6);

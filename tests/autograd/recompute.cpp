@@ -283,3 +283,20 @@ TEST_CASE("recompute: masks of a region on another device than its inputs are dr
     // y = (mask x sum(w))^2 mask, so dy/dw = 2 y / sum(w) for each element of w.
     CHECK(w.grad().to_vector()[0] == doctest::Approx(2 * loss / 256));
 }
+
+TEST_CASE("recompute: a backward inside a region is refused by name, and the next one works") {
+    const Tensor w = ones({2, 2}).set_requires_grad(), x = ones({1, 2});
+    const auto penalty = [&](const Tensor& in) {
+        const Tensor y = tanh(linear(in, w));
+        return y + gradients(y.sum(), {w}, {.create_graph = true})[0].sum();
+    };
+    CHECK(contains(error_of([&] { recompute(penalty, x); }), "[gradients] it is called inside a region"));
+    const auto collects = [&](const Tensor& in) {
+        backward(linear(in, w).sum());
+        return tanh(linear(in, w));
+    };
+    CHECK(contains(error_of([&] { recompute(collects, x); }), "[backward] it is called inside a region"));
+    CHECK_FALSE(w.grad().defined());
+    recompute([&](const Tensor& in) { return tanh(linear(in, w)); }, x).sum().backward();
+    CHECK(w.grad().defined());
+}

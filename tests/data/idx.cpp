@@ -115,7 +115,12 @@ TEST_CASE("idx: files that are damaged are refused with their name and the reaso
     CHECK(contains(text_of(huge), "for which it is too short"));
     CHECK(contains(text_of(packed(huge)), "for which it is too short"));
     CHECK(contains(text_of(bytes({0, 0, 14, 1, 0x10, 0, 0, 0, 1, 2, 3, 4})), "too short"));
+    const std::string largest_axes = bytes(
+        {0, 0, 8, 4, 0x7F, 0xFF, 0xFF, 0xFF, 0x7F, 0xFF, 0xFF, 0xFF, 0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0});
+    CHECK(contains(text_of(largest_axes), "no tensor has the shape"));
     CHECK(memory_statistics().peak - before < 100'000);
+    CHECK(data::read_idx(folder.write("empty.idx", bytes({0, 0, 8, 2, 0, 0, 0, 0, 0, 0, 0, 28}))).shape() ==
+          Shape{0, 28});
 
     CHECK(contains(error_of([&] { data::read_idx((folder.path() / "missing").string()); }), "no such file"));
     CHECK(contains(error_of([&] { data::read_idx(folder.path().string()); }), "cannot read"));
