@@ -4,7 +4,7 @@
 #include <chrono>
 #include <limits>
 
-#include "core/backend.h"
+#include "core/device.h"
 #include "core/format.h"
 #include "core/trace.h"
 #include "data/fetcher.h"

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend.h"
 #include "core/device_registry.h"
 #include "core/factories.h"
 #include "core/memory.h"
