@@ -319,7 +319,10 @@ int main(int argc, char** argv) try {
     set_threads(settings.threads);
     manual_seed(settings.seed);
     const Text text = read_text(settings);
-    if (settings.tune) return tune(settings, text);
+    if (settings.tune) {
+        settings.command.front() = training::program_name();
+        return tune(settings, text);
+    }
     const std::unique_ptr<nn::LanguageModel> model = make_model(settings);
     model->to(device_of(settings));
     const std::optional<MemoryPrediction> prediction = fit_to_memory(settings, text, *model);

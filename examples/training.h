@@ -88,13 +88,11 @@ inline int tune(const Options& options, const potluck::MakeTraining& make, const
     const potluck::TunerResult result = potluck::Tuner(trials, base, std::move(tuner_options)).run();
     fmt::print("\n{}", potluck::to_table(result));
     if (result.stopped) return interrupted;
-    std::vector<std::string> command = options.command;
-    command.front() = program_name();
     const auto changes = potluck::tuned_options(result, steps);
     fmt::print("{}\n\n    {}\n",
                changes.empty() ? "no change is worth it:"
                                : fmt::format("{:.2f} times as fast as the base:", result.speed_ratio),
-               potluck::command_line_of(command, changes, {{"--tune", 0}, {"--tune-updates", 1}}));
+               potluck::command_line_of(options.command, changes, {{"--tune", 0}, {"--tune-updates", 1}}));
     return 0;
 }
 
