@@ -25,7 +25,7 @@ group_size = 12
 temporary = tempfile.TemporaryDirectory()
 # clang refuses options that only g++ knows.
 of_gcc_alone = re.compile(r"-m(move|store)-max=\d+")
-error_in_file = re.compile(r"^(/[^:\n]+):\d+:\d+: error: .*\[clang-diagnostic-error\]$", re.MULTILINE)
+error_in_file = re.compile(r"^([^:\n]+):\d+:\d+: error: .*\[clang-diagnostic-error\]$", re.MULTILINE)
 using_declaration = re.compile(r"^\s*using [\w:]+;", re.MULTILINE)
 
 
@@ -70,9 +70,11 @@ def findings(options, files):
         together.write("".join(f'#include "{file}"  // NOLINT\n' for file in files))
         together.flush()
         # The first look is a short one: which of them are in the way of those before them? They form a group of their own.
+        # Where only a header shows that they do not go together, each half is one.
         errors = error_in_file.findall(look(together.name, options, "--checks=-*,misc-unused-using-decls"))
         refused = [file for file in files[1:] if str(file) in errors]
-        if refused:
+        if errors and len(files) > 1:
+            refused = refused or files[len(files) // 2 :]
             return findings(options, [file for file in files if file not in refused]) + findings(options, refused)
         found = look(together.name, options)
     # The only check that never looks into an included file.
