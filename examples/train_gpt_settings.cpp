@@ -39,8 +39,9 @@ void take_settings_of_run(const CLI::App& app, Settings& settings) {
     try {
         const json content = json::parse(file);
         for_each_setting(settings, [&](const std::string& name, auto& value) {
-            if (app.get_option("--" + name)->count() > 0 && name != "steps" &&
-                json(value) != content.at(name))
+            const bool is_given = app.get_option("--" + name)->count() > 0;
+            if (is_given && name == "precision") return;  // a run may go on in another one
+            if (is_given && name != "steps" && json(value) != content.at(name))
                 throw Error(
                     "resume",
                     fmt::format("--{} belongs to the run in {}, where it is {}. Leave it out, or start a "
@@ -161,9 +162,14 @@ std::string new_run_folder(const std::string& model) {
 void start_run_folder(const Settings& settings) {
     const fs::path folder = settings.run_folder;
     std::error_code failure;
+    if (fs::exists(folder / settings_file, failure))
+        throw Error("run folder",
+                    fmt::format("{} holds a run already. Go on with --resume {}, or name another folder.",
+                                settings.run_folder, settings.run_folder));
     if (fs::exists(folder, failure) && (!fs::is_directory(folder, failure) || !fs::is_empty(folder, failure)))
-        throw Error("run folder", fmt::format("{} is in use. Go on with --resume {}, or name another folder.",
-                                              settings.run_folder, settings.run_folder));
+        throw Error("run folder", fmt::format("{} is {}. Name a folder that is empty, or not there yet.",
+                                              settings.run_folder,
+                                              fs::is_directory(folder, failure) ? "not empty" : "no folder"));
     fs::create_directories(folder, failure);
     if (failure)
         throw Error("run folder", fmt::format("cannot make {}: {}.", settings.run_folder, failure.message()));

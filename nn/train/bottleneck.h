@@ -9,7 +9,7 @@
 namespace potluck {
 
 struct BottleneckFacts {
-    PhaseSeconds time = {};         // of the run
+    PhaseSeconds time = {};         // of the run, without the wait before the first update
     std::int64_t updates = 0;       // in that time
     double micro_batches = 1.0;     // of an update
     double flops = 0.0;             // that the model needs for all of these updates

@@ -1,6 +1,7 @@
 #include "nn/train/run_meter.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -82,7 +83,11 @@ void RunMeter::start() {
     waited_ = loader_.waiting_seconds();
 }
 
-void RunMeter::end_waiting() { time_[Phase::data] += loader_.waiting_seconds() - waited_; }
+void RunMeter::end_waiting() {
+    const double waited = loader_.waiting_seconds() - waited_;
+    time_[Phase::data] += waited;
+    if (!std::exchange(has_begun_, true)) first_wait_ = waited;
+}
 
 void RunMeter::measure(StepMetrics& metrics, std::span<const data::Batch> micro_batches) {
     metrics.samples = samples_of(micro_batches);
@@ -148,8 +153,10 @@ void RunMeter::summarize(TrainingSummary& summary) const {
     summary.memory = memory();
     summary.peak_memory_bytes = summary.memory.peak;
     if (updates_ == 0) return;
+    PhaseSeconds running = summary.time;
+    running[Phase::data] = std::max(running[Phase::data] - first_wait_, 0.0);
     summary.bottleneck =
-        find_bottleneck({.time = summary.time,
+        find_bottleneck({.time = running,
                          .updates = updates_,
                          .micro_batches = static_cast<double>(micro_batches_) / static_cast<double>(updates_),
                          .flops = flops_per_token() * static_cast<double>(tokens_),

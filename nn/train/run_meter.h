@@ -61,8 +61,11 @@ private:
 
     Clock::time_point update_start_ = Clock::now(), line_start_ = update_start_;
     double waited_ = 0.0;  // for the loader, when the update started
-    PhaseSeconds time_;    // since the last line
-    PhaseSeconds total_;   // of all lines
+    double first_wait_ =
+        0.0;  // before the first update: the loader shuffles the epoch and starts its workers
+    bool has_begun_ = false;
+    PhaseSeconds time_;   // since the last line
+    PhaseSeconds total_;  // of all lines
     std::int64_t updates_ = 0, micro_batches_ = 0, tokens_ = 0, samples_ = 0;
     double seconds_ = 0.0;
 };
