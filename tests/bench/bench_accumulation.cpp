@@ -19,6 +19,7 @@
 #include "nn/models/gpt2.h"
 #include "nn/optim/adamw.h"
 #include "nn/train/precision.h"
+#include "tests/bench/measure.h"
 
 using namespace potluck;
 
@@ -31,11 +32,6 @@ struct Times {
 double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 double minimum(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-}
 
 template <class Pass>
 void measure(Times& times, const Pass& pass) {
@@ -89,14 +85,15 @@ int main(int argc, char** argv) {
             {"threads", threads},
             {"batch", batch},
             {"time", time},
-            {"single_wall", {minimum(single.wall), median(single.wall)}},
-            {"further_wall", {minimum(further.wall), median(further.wall)}},
-            {"single_processor", {minimum(single.processor), median(single.processor)}},
-            {"further_processor", {minimum(further.processor), median(further.processor)}},
+            {"single_wall", {minimum(single.wall), bench::median(single.wall)}},
+            {"further_wall", {minimum(further.wall), bench::median(further.wall)}},
+            {"single_processor", {minimum(single.processor), bench::median(single.processor)}},
+            {"further_processor", {minimum(further.processor), bench::median(further.processor)}},
             {"wall_ratio", minimum(further.wall) / minimum(single.wall)},
-            {"wall_ratio_of_medians", median(further.wall) / median(single.wall)},
+            {"wall_ratio_of_medians", bench::median(further.wall) / bench::median(single.wall)},
             {"processor_ratio", minimum(further.processor) / minimum(single.processor)},
-            {"processor_ratio_of_medians", median(further.processor) / median(single.processor)},
+            {"processor_ratio_of_medians",
+             bench::median(further.processor) / bench::median(single.processor)},
         };
         std::printf("%s\n", result.dump().c_str());
     } catch (const std::exception& error) {

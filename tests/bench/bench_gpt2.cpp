@@ -2,8 +2,6 @@
 // 64 tokens. With a half type the weights are rounded, and the optimizer keeps an f32 master beside its moments. The
 // last line of output is JSON in the format of pytorch_gpt2.py; compare_gpt2.py runs both alternately.
 
-#include <sys/resource.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -22,24 +20,9 @@
 #include "nn/models/gpt2.h"
 #include "nn/optim/adamw.h"
 #include "nn/train/precision.h"
+#include "tests/bench/measure.h"
 
 using namespace potluck;
-
-namespace {
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    const std::size_t half = values.size() / 2;
-    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-std::int64_t peak_process_memory() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return std::int64_t{usage.ru_maxrss} * 1024;
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
     int threads = 2, steps = 5, warmup = 2;
@@ -110,7 +93,7 @@ int main(int argc, char** argv) {
         }
         if (!trace_file.empty()) write_trace(trace_file);
 
-        const double typical = median(seconds);
+        const double typical = bench::median(seconds);
         const nlohmann::json result = {
             {"framework", "potluck " + std::string(version())},
             {"parameters", model.parameter_count()},
@@ -125,7 +108,7 @@ int main(int argc, char** argv) {
             {"seconds_per_step", typical},
             {"seconds", seconds},
             {"tokens_per_second", static_cast<double>(batch * time) / typical},
-            {"peak_memory_bytes", peak_process_memory()},
+            {"peak_memory_bytes", bench::peak_process_memory()},
             {"peak_tensor_bytes", memory_statistics(device).peak},
             {"first_loss", losses.front()},
             {"last_loss", losses.back()},

@@ -20,6 +20,7 @@
 #include "data/image_transform.h"
 #include "data/loader.h"
 #include "data/text.h"
+#include "tests/bench/measure.h"
 
 namespace {
 
@@ -46,11 +47,6 @@ Speed speed_of(data::Loader& loader, std::int64_t batches) {
     return {count / seconds.count(), processor_seconds / count * 1e6};
 }
 
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
-
 void measure(const char* name, const std::shared_ptr<const data::Dataset>& dataset, std::int64_t batch,
              std::int64_t batches) {
     std::vector<std::vector<double>> rates(most_workers + 1), costs(most_workers + 1);
@@ -64,8 +60,9 @@ void measure(const char* name, const std::shared_ptr<const data::Dataset>& datas
         }
     for (std::size_t workers = 0; workers < rates.size(); ++workers)
         fmt::print("{:<22} {} workers {:>9.0f} a second (at most {:.0f}), {:.1f} us of the processor each\n",
-                   name, workers, median(rates[workers]),
-                   *std::max_element(rates[workers].begin(), rates[workers].end()), median(costs[workers]));
+                   name, workers, bench::median(rates[workers]),
+                   *std::max_element(rates[workers].begin(), rates[workers].end()),
+                   bench::median(costs[workers]));
 }
 
 /// 64 images that do not compress much, as photos do.

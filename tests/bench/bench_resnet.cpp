@@ -3,8 +3,6 @@
 // default on the CPU in f32 with 16 images of 3 x 32 x 32. The last line of output is JSON in the format of
 // pytorch_resnet.py, the same step in PyTorch: run the two in turn.
 
-#include <sys/resource.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -25,6 +23,7 @@
 #include "nn/layers/linear.h"
 #include "nn/optim/sgd.h"
 #include "nn/train/precision.h"
+#include "tests/bench/measure.h"
 
 using namespace potluck;
 
@@ -80,17 +79,6 @@ public:
     }
 };
 
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-}
-
-std::int64_t peak_process_memory() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return std::int64_t{usage.ru_maxrss} * 1024;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -142,7 +130,7 @@ int main(int argc, char** argv) {
         }
         if (!trace_file.empty()) write_trace(trace_file);
 
-        const double typical = median(seconds);
+        const double typical = bench::median(seconds);
         const nlohmann::json result = {
             {"framework", "potluck " + std::string(version())},
             {"parameters", model.parameter_count()},
@@ -153,7 +141,7 @@ int main(int argc, char** argv) {
             {"seconds_per_step", typical},
             {"seconds", seconds},
             {"images_per_second", static_cast<double>(batch) / typical},
-            {"peak_memory_bytes", peak_process_memory()},
+            {"peak_memory_bytes", bench::peak_process_memory()},
             {"peak_tensor_bytes", memory_statistics(device).peak},
             {"first_loss", losses.front()},
             {"last_loss", losses.back()},
