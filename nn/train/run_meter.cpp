@@ -145,6 +145,13 @@ MemoryUse RunMeter::memory() const {
     return use;
 }
 
+PhaseSeconds RunMeter::running_time() const {
+    PhaseSeconds running = total_;
+    running += time_;
+    running[Phase::data] = std::max(running[Phase::data] - first_wait_, 0.0);
+    return running;
+}
+
 void RunMeter::summarize(TrainingSummary& summary) const {
     summary.tokens_per_second = per_second(tokens_, seconds_);
     summary.samples_per_second = per_second(samples_, seconds_);
@@ -153,10 +160,8 @@ void RunMeter::summarize(TrainingSummary& summary) const {
     summary.memory = memory();
     summary.peak_memory_bytes = summary.memory.peak;
     if (updates_ == 0) return;
-    PhaseSeconds running = summary.time;
-    running[Phase::data] = std::max(running[Phase::data] - first_wait_, 0.0);
     summary.bottleneck =
-        find_bottleneck({.time = running,
+        find_bottleneck({.time = running_time(),
                          .updates = updates_,
                          .micro_batches = static_cast<double>(micro_batches_) / static_cast<double>(updates_),
                          .flops = flops_per_token() * static_cast<double>(tokens_),

@@ -40,6 +40,10 @@ public:
     /// The clock of the next update starts.
     void end_update();
 
+    /// Seconds of the wait before the first update, in which the loader shuffles the epoch and starts its workers.
+    double first_wait() const { return first_wait_; }
+    /// The time of all updates so far, without that wait.
+    PhaseSeconds running_time() const;
     /// Speed, memory, time and bottleneck so far.
     void summarize(TrainingSummary& summary) const;
 
@@ -61,8 +65,7 @@ private:
 
     Clock::time_point update_start_ = Clock::now(), line_start_ = update_start_;
     double waited_ = 0.0;  // for the loader, when the update started
-    double first_wait_ =
-        0.0;  // before the first update: the loader shuffles the epoch and starts its workers
+    double first_wait_ = 0.0;
     bool has_begun_ = false;
     PhaseSeconds time_;   // since the last line
     PhaseSeconds total_;  // of all lines

@@ -156,7 +156,6 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
     double computing = 0.0;  // seconds of the updates that are timed, without waiting for data
     std::int64_t timed = 0, timed_updates = 0;
     const double waited_before = training.loader->waiting_seconds();
-    double first_wait = 0.0;  // in which the loader shuffles the epoch and starts its workers
     meter.start();
     for (std::int64_t update = 0; update < updates; ++update) {
         if (options_.should_stop && options_.should_stop()) {
@@ -168,7 +167,6 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
         for (std::int64_t i = 0; i < setting.accumulate; ++i)
             micro_batches.push_back(training.loader->next());
         meter.end_waiting();
-        if (update == 0) first_wait = training.loader->waiting_seconds() - waited;
         const UpdateRequest request{update, rate_at(update, updates) * setting.learning_rate, training.clip};
         UpdateResult result = execution.update(micro_batches, request);
         // The scale of f16 is found in the first updates. What a long training passes over is too much of a short one.
@@ -199,7 +197,7 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
         return;
     }
     // What workers have read ahead in the first updates would make the rest look free of waiting: it counts for all of them.
-    const double all_waiting = training.loader->waiting_seconds() - waited_before - first_wait;
+    const double all_waiting = training.loader->waiting_seconds() - waited_before - meter.first_wait();
     const double waiting = all_waiting * static_cast<double>(timed_updates) /
                            static_cast<double>(std::max<std::int64_t>(updates - 1, 1));
     trial.samples_per_second = static_cast<double>(timed) / std::max(computing + waiting, 1e-9);
@@ -207,8 +205,7 @@ void ModelTrials::train(const TunerSetting& setting, std::int64_t samples, bool 
     TrainingSummary summary;
     meter.summarize(summary);
     trial.peak_bytes = summary.peak_memory_bytes;
-    summary.time[Phase::data] = std::max(summary.time[Phase::data] - first_wait, 0.0);
-    trial.waiting = summary.time.share(Phase::data);
+    trial.waiting = meter.running_time().share(Phase::data);
     if (only_speed) return;
     trial.bottleneck = summary.bottleneck;
     if (training.validation != nullptr)
