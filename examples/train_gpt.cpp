@@ -126,6 +126,12 @@ std::unique_ptr<data::Loader> make_validation(const Settings& settings, const Te
 
 // ---- the memory ----
 
+/// 0: none is given.
+std::int64_t budget_in_bytes(const Settings& settings) {
+    constexpr std::int64_t megabyte = 1'000'000;
+    return std::min(settings.memory_budget, std::numeric_limits<std::int64_t>::max() / megabyte) * megabyte;
+}
+
 /// The first batch of the text.
 data::Batch sample_batch(const Settings& settings, const Text& text) {
     const data::TokenWindows windows(text.train, settings.context);
@@ -142,10 +148,7 @@ std::optional<MemoryPrediction> fit_to_memory(Settings& settings, const Text& te
     const std::int64_t limit = memory_limit(device);
     // Not the last byte of what other programs use, too; a cap is this program's own.
     const std::int64_t free_now = memory_statistics(device).cap > 0 ? limit : limit / 10 * 9;
-    constexpr std::int64_t megabyte = 1'000'000;
-    const std::int64_t most = std::numeric_limits<std::int64_t>::max() / megabyte;
-    const std::int64_t bytes =
-        settings.memory_budget > 0 ? std::min(settings.memory_budget, most) * megabyte : free_now;
+    const std::int64_t bytes = settings.memory_budget > 0 ? budget_in_bytes(settings) : free_now;
     if (settings.fit) settings.batch = 1;  // what has to fit at least
     optim::AdamW optimizer(model, optimizer_options(settings));
     const data::Batch sample = sample_batch(settings, text);
@@ -199,8 +202,7 @@ int tune(const Settings& settings, const Text& text) {
     base.recompute = parse_recompute(settings.recompute);
     return training::tune(
         settings, [&](const TunerSetting& setting) { return make_trial(settings, text, setting); }, base,
-        {.recompute = recompute_policies(settings.layers)}, settings.memory_budget * 1'000'000,
-        settings.steps);
+        {.recompute = recompute_policies(settings.layers)}, budget_in_bytes(settings), settings.steps);
 }
 
 // ---- output ----
